@@ -178,17 +178,24 @@ impl PromptEncoder {
 
     /// Which of `num_ids` the option `truncate_prompt_tokens` leaves.
     fn kept_range(&self, num_ids: usize, options: &RequestOptions) -> Range<usize> {
-        let num_kept = options.truncate_prompt_tokens;
-        let num_kept = num_kept.map_or(num_ids, |num_kept| num_ids.min(num_kept as usize));
+        let num_kept = self
+            .max_kept(options)
+            .map_or(num_ids, |max| num_ids.min(max));
         match self.kept {
             KeptPart::End => num_ids - num_kept..num_ids,
             KeptPart::Beginning { .. } => 0..num_kept,
         }
     }
 
+    /// The most tokens that `truncate_prompt_tokens` leaves, if the request has it.
+    fn max_kept(&self, options: &RequestOptions) -> Option<usize> {
+        let has_output = self.kept == KeptPart::End;
+        options.max_kept(self.max_seq_len.index(), has_output)
+    }
+
     /// Whether a prompt that is too long is cut, refused or encoded in full.
     fn length_limit(&self, options: &RequestOptions) -> LengthLimit {
-        let asked = options.truncate_prompt_tokens.map(|num| num as usize);
+        let asked = self.max_kept(options);
         if let KeptPart::Beginning { max_tokens } = self.kept
             && !options.chat.is_given()
             && let Some(max_tokens) = [asked, max_tokens].into_iter().flatten().min()

@@ -43,7 +43,7 @@ CURL_COMMANDS = curl_commands()
 def test_the_examples_are_found():
     pages = {page.name for page, _ in CURL_COMMANDS}
     assert {"README.md", "quick-start.md", "sequences.md", "guided-decoding.md", "clients.md"} <= pages
-    assert {page.name for page, _ in blocks("python")} == {"quick-start.md", "conversations.md", "openai.md", "anthropic.md"}
+    assert {page.name for page, _ in blocks("python")} == {"quick-start.md", "conversations.md", "openai.md", "anthropic.md", "tei.md"}
 
 
 def test_the_python_example_prints_the_story(server):

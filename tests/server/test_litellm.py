@@ -16,14 +16,17 @@ pytestmark = pytest.mark.complete
 
 if sys.version_info < (3, 11):
     pytest.skip("LiteLLM imports OpenAI's client, which needs Python 3.11", allow_module_level=True)
-EMBEDDINGS = ROOT / "tests" / "fixtures" / "embeddings" / "qwen3"
+FIXTURES = ROOT / "tests" / "fixtures"
+MODELS = {"qwen3": ("embed", "embeddings/qwen3"), "reranker": ("score", "classes/xlm-roberta")}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("litellm") / "repository"
     add_calling_model(repository, "chat")
-    add_model(repository, "qwen3", {"task": "embed", "gpt_model_path": EMBEDDINGS, "tokenizer_dir": EMBEDDINGS})
+    for name, (task, folder) in MODELS.items():
+        folder = FIXTURES / folder
+        add_model(repository, name, {"task": task, "gpt_model_path": folder, "tokenizer_dir": folder})
     with Server(repository) as server:
         yield server
 
@@ -55,5 +58,10 @@ def test_litellm_gets_what_the_server_answers(front):
     assert results["response"] == response["output"][0]["content"][0]["text"]
     vectors = front.post("/v1/embeddings", model="qwen3", input=[USER["content"], "The end."])["data"]
     assert results["embedding"] == [pytest.approx(vector["embedding"]) for vector in vectors]
+    documents = ["The end.", USER["content"], "A bear."]
+    ranks = front.post("/rerank", model="reranker", query=USER["content"], documents=documents)["results"][:2]
+    ranks = [[rank["index"], pytest.approx(rank["relevance_score"])] for rank in ranks]
+    # Cohere's, Jina's, vLLM's and Text Embeddings Inference's forms.
+    assert results["reranked"] == [ranks] * 4
     assert results["unknown_model"] == ["NotFoundError", 404]
     assert results["bad_option"] == ["BadRequestError", 400]

@@ -307,7 +307,8 @@ def test_a_path_that_there_is_not_is_named(front):
     [
         *(("GET", path, "POST") for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")),
         *(("PUT", path, "POST") for path in ("/tokenize", "/detokenize")),
-        *(("POST", path, "GET,HEAD") for path in ("/v1/models", "/v1/models/stories", "/live", "/health", "/version", "/")),
+        *(("POST", path, "GET,HEAD") for path in ("/v1/models", "/v1/models/stories", "/live", "/health", "/version")),
+        ("PUT", "/", "POST,GET,HEAD"),
         ("OPTIONS", "/v1/completions", "POST"),
     ],
 )
@@ -500,6 +501,9 @@ def test_requests_need_a_key_if_there_is_a_file_of_keys(server, tmp_path):
         for scheme in ("Bearer", "bearer", "BEARER"):
             assert front.call("GET", "/v1/models", headers={"Authorization": f"{scheme} sk-two"}).status == 200
         assert front.call("GET", "/health").status == 200, "for those that watch servers"
+        assert front.call("POST", "/", {"inputs": "a"}).status == 401
+        with front.request("GET", "/") as page:
+            assert page.status == 200, "the page asks for the key"
 
 
 def test_keys_are_read_again_when_the_front_is_told_so(server, tmp_path):

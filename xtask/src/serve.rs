@@ -146,8 +146,8 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Installs tritonserver, builds the backend and builds the server with OpenAI's API, all beside each other; returns the
-/// paths of the three.
+/// Installs tritonserver, builds the backend, and builds the server with OpenAI's API, all beside each other. Returns
+/// their paths.
 fn programs() -> Result<[PathBuf; 3]> {
     fn path(result: Result<PathBuf>) -> std::result::Result<PathBuf, String> {
         result.map_err(|error| error.to_string())

@@ -81,6 +81,11 @@ impl Body {
         }
     }
 
+    /// Whether a field is given and nothing has taken it.
+    pub fn has(&self, name: &str) -> bool {
+        self.fields.contains_key(name)
+    }
+
     /// Any value.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         // The order of what is left decides what is handed on, and an object's order means nothing.

@@ -10,7 +10,7 @@ use crate::fields::COMPLETIONS;
 use crate::generation::{
     Generation, LOGPROBS, PROMPT_LOGPROBS, Position, Prompt, PromptTokens, Row,
 };
-use crate::input::{Input, inputs};
+use crate::input::{Input, check_copies, inputs};
 use crate::names::Names;
 use crate::protocol::ModelInferRequest;
 use crate::sampling::{MAX_CANDIDATES, Sampling};
@@ -62,6 +62,7 @@ impl Completions {
         options.extend(logprobs.map(|num| (LOGPROBS.to_owned(), json!(num))));
         let of_prompt = logprobs.filter(|_| echo);
         options.extend(of_prompt.map(|num| (PROMPT_LOGPROBS.to_owned(), json!(num))));
+        check_copies(&options, prompts.len())?;
         let echoed = |prompt: &Input| {
             if echo {
                 prompt.text().to_owned()

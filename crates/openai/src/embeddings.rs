@@ -3,43 +3,38 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use crate::Error;
 use crate::body::{Body, wrong};
-use crate::fields::EMBEDDINGS;
-use crate::generation::{Prompt, floats, numbers, tensor};
-use crate::input::{Input, inputs};
+use crate::fields::{EMBEDDINGS, Field};
+use crate::generation::floats;
+use crate::input::inputs;
 use crate::names::Names;
-use crate::protocol::{ModelInferRequest, ModelInferResponse};
-use crate::{Error, adapters};
-
-/// The most texts of a request, as in OpenAI's API.
-const MAX_TEXTS: usize = 2048;
-/// The outputs of a model that embeds.
-const OUTPUTS: [&str; 2] = ["embedding", "num_input_tokens"];
+use crate::pooled::{MAX_TEXTS, Output, Pooled, Texts, num_tokens, sound, usage};
+use crate::protocol::ModelInferResponse;
 
 /// A request for the vectors of some texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embeddings {
-    model: String,
-    inputs: Vec<Input>,
+    texts: Texts,
     is_base64: bool,
-    options: Map<String, Value>,
 }
 
 /// The vector of a text, and its number of tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embedding {
-    vector: Vec<f32>,
+    /// The numbers.
+    pub vector: Vec<f32>,
     num_tokens: u32,
 }
 
-impl Embeddings {
-    /// The request in a body.
-    ///
-    /// # Errors
-    /// A field that is missing, refused, or of another type or range.
-    pub fn read(mut body: Body) -> Result<Self, Error> {
+impl Pooled for Embeddings {
+    const FIELDS: &'static [Field] = EMBEDDINGS;
+    const ID: &'static str = "embd-";
+    type Output = Embedding;
+
+    fn read(mut body: Body) -> Result<Self, Error> {
         let model = body.model()?;
         let inputs = inputs(&mut body, "input", MAX_TEXTS)?;
         let is_base64 = match body.text("encoding_format")?.as_deref() {
@@ -53,39 +48,18 @@ impl Embeddings {
                 ));
             }
         };
+        let options = body.into_options(EMBEDDINGS)?;
         Ok(Self {
-            model,
-            inputs,
+            texts: Texts::new(Some(model), inputs, options, Names::of("input"))?,
             is_base64,
-            options: body.into_options(EMBEDDINGS)?,
         })
     }
 
-    /// The names of its fields.
-    pub fn names(&self) -> Names {
-        let mut names = Names::of("input");
-        if adapters::split(&self.model).1.is_some() {
-            names.add("lora_name", "model");
-        }
-        names
+    fn texts(&self) -> &Texts {
+        &self.texts
     }
 
-    /// The requests to Triton, one for each text.
-    pub fn messages(&self, id: &str) -> Vec<ModelInferRequest> {
-        let message = |(index, input): (usize, &Input)| {
-            let prompt = Prompt {
-                model: self.model.clone(),
-                id: format!("{id}-{index}"),
-                text: input.text().to_owned(),
-                options: input.options(&self.options),
-            };
-            prompt.into_message(&OUTPUTS)
-        };
-        self.inputs.iter().enumerate().map(message).collect()
-    }
-
-    /// The answer.
-    pub fn answer(&self, embeddings: &[Embedding]) -> Value {
+    fn answer(&self, _: &str, model: &str, embeddings: Vec<Embedding>) -> Value {
         let vectors = embeddings
             .iter()
             .enumerate()
@@ -97,31 +71,28 @@ impl Embeddings {
                     false => Numbers::Floats(&embedding.vector),
                 },
             });
-        let num_tokens: u64 = embeddings.iter().map(|one| u64::from(one.num_tokens)).sum();
         json!({
             "object": "list",
             "data": vectors.collect::<Vec<_>>(),
-            "model": self.model,
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            "model": model,
+            "usage": usage(&embeddings),
         })
     }
 }
 
-impl Embedding {
-    /// The vector in a response.
-    ///
-    /// # Errors
-    /// The response has none.
-    pub fn read(response: &ModelInferResponse) -> Result<Self, Error> {
-        let missing = |name: &str| Error::bad_response(&format!("no sound output '{name}'"));
-        let vector = tensor(response, "embedding").and_then(floats);
-        let num_tokens = tensor(response, "num_input_tokens").and_then(numbers);
+impl Output for Embedding {
+    const TASK: &'static str = "embed";
+    const NAMES: &'static [&'static str] = &["embedding", "num_input_tokens"];
+
+    fn read(response: &ModelInferResponse) -> Result<Self, Error> {
         Ok(Self {
-            vector: vector.ok_or_else(|| missing("embedding"))?,
-            num_tokens: num_tokens
-                .and_then(|numbers| numbers.first().copied())
-                .ok_or_else(|| missing("num_input_tokens"))?,
+            vector: sound(response, "embedding", floats)?,
+            num_tokens: num_tokens(response)?,
         })
+    }
+
+    fn num_tokens(&self) -> u32 {
+        self.num_tokens
     }
 }
 
@@ -165,11 +136,10 @@ mod tests {
 
     #[test]
     fn each_text_has_a_vector() {
-        let request =
-            read(json!({"model": "m", "input": ["a", "b"], "dimensions": 2})).expect("sound");
-        assert_eq!(request.messages("e")[1].id, "e-1");
-        assert_eq!(request.options["dimensions"], 2);
-        let answer = request.answer(&[embedding(&[0.5, 1.0], 2), embedding(&[2.0, 3.0], 3)]);
+        let request = read(json!({"model": "m", "input": ["a", "b"]})).expect("sound");
+        assert_eq!(request.texts.num(), 2);
+        let outputs = vec![embedding(&[0.5, 1.0], 2), embedding(&[2.0, 3.0], 3)];
+        let answer = request.answer("e", "m", outputs);
         let second = json!({"object": "embedding", "index": 1, "embedding": [2.0, 3.0]});
         assert_eq!(answer["data"][1], second);
         assert_eq!(
@@ -182,7 +152,7 @@ mod tests {
     fn base64_has_the_bytes_of_the_numbers() {
         let request =
             read(json!({"model": "m", "input": "a", "encoding_format": "base64"})).expect("sound");
-        let answer = request.answer(&[embedding(&[1.0], 2)]);
+        let answer = request.answer("e", "m", vec![embedding(&[1.0], 2)]);
         assert_eq!(answer["data"][0]["embedding"], "AACAPw==");
     }
 

@@ -168,12 +168,12 @@ impl Error {
         }
     }
 
-    /// The model is none that embeds.
-    pub fn no_embeddings(model: &str) -> Self {
+    /// The model is none of this task, or it is decoupled.
+    pub fn not_of_task(model: &str, task: &str) -> Self {
         Self::field(
             "model",
             format!(
-                "model '{model}' gives no embedding; name one with 'task: embed' that is not decoupled"
+                "model '{model}' has another task; name one with 'task: {task}' that is not decoupled"
             ),
         )
     }
@@ -183,7 +183,7 @@ impl Error {
         Self::field(
             "model",
             format!(
-                "model '{model}' writes no text; name one that generates, or ask /v1/embeddings for vectors if it embeds"
+                "model '{model}' writes no text; name one that generates, or ask /v1/embeddings for vectors if it embeds, /rerank or /score if it scores, /classify if it classifies"
             ),
         )
     }
@@ -283,13 +283,16 @@ impl Error {
 
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
+        self.worded(self.status, &self.body())
+    }
+}
+
+impl Error {
+    /// The response with a status and a body in the words of an API.
+    pub fn worded(&self, status: StatusCode, body: &Value) -> Response {
         let json = HeaderValue::from_static("application/json");
-        let mut response = (
-            self.status,
-            [(header::CONTENT_TYPE, json)],
-            self.body().to_string(),
-        )
-            .into_response();
+        let mut response =
+            (status, [(header::CONTENT_TYPE, json)], body.to_string()).into_response();
         // Other APIs word it differently.
         response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();

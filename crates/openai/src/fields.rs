@@ -326,6 +326,59 @@ pub const EMBEDDINGS: &[Field] = &[
     USER,
 ];
 
+/// Fields of `/rerank`, `/v1/rerank` and `/v2/rerank`.
+pub const RERANK: &[Field] = &[
+    MODEL,
+    read("query", "a text"),
+    read(
+        "documents",
+        "a list of at most 2048 texts, or of objects with a `text`",
+    ),
+    read("top_n", "the most results; by default, all documents"),
+    read(
+        "return_documents",
+        "whether each result has its document, by default true",
+    ),
+    ignored(
+        "max_chunks_per_doc",
+        "a document is one chunk; `truncate_prompt_tokens` cuts long ones",
+    ),
+    ignored(
+        "max_tokens_per_doc",
+        "`truncate_prompt_tokens` cuts a query with its document; -1: to the model's length",
+    ),
+    refused("rank_fields", "give each document as one text", |value| {
+        *value == json!(["text"])
+    }),
+    field(
+        "priority",
+        Fate::Option("request_priority"),
+        "the order of requests, the smallest first",
+    ),
+    USER,
+];
+
+/// Fields of `/score`.
+pub const SCORE: &[Field] = &[
+    MODEL,
+    read(
+        "text_1",
+        "a text, or a list of at most 2048: the queries. One is for all of `text_2`",
+    ),
+    read("text_2", "a text, or a list of at most 2048: the documents"),
+    USER,
+];
+
+/// Fields of `/classify`.
+pub const CLASSIFY: &[Field] = &[
+    MODEL,
+    read(
+        "input",
+        "a text, a list of token ids, or a list of at most 2048 of those",
+    ),
+    USER,
+];
+
 const ONLY_MODEL: Field = read(
     "model",
     "as elsewhere; without it, the only model that there is",
@@ -380,6 +433,9 @@ pub const ENDPOINTS: &[(&str, &[Field])] = &[
     ("chat", CHAT),
     ("responses", RESPONSES),
     ("embeddings", EMBEDDINGS),
+    ("rerank", RERANK),
+    ("score", SCORE),
+    ("classify", CLASSIFY),
     ("tokenize", TOKENIZE),
     ("detokenize", DETOKENIZE),
 ];

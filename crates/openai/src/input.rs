@@ -7,6 +7,8 @@ use crate::body::{Body, wrong};
 
 /// The most tokens of a prompt, as the backend takes them.
 const MAX_TOKENS: usize = 65536;
+/// The most bytes of what the prompts of a request have in common, over all prompts: each is sent with a copy.
+const MAX_COPIED_BYTES: usize = 64 << 20;
 /// The backend's option for a prompt that is tokens.
 const TOKENS_OPTION: &str = "prompt_token_ids";
 
@@ -55,6 +57,60 @@ pub fn inputs(body: &mut Body, name: &str, max: usize) -> Result<Vec<Input>, Err
         one => input(one).map(|input| vec![input]),
     };
     inputs.ok_or_else(|| wrong(name, &value, &expected))
+}
+
+/// A text, or a list of 1 to `max`, in a field.
+///
+/// # Errors
+/// It is something else, or missing.
+pub fn texts(body: &mut Body, name: &str, max: usize) -> Result<Vec<String>, Error> {
+    let expected = format!("a text, or a list of 1 to {max} texts");
+    let missing = || Error::field(name, format!("'{name}' is missing: give {expected}"));
+    let value = body.take(name).ok_or_else(missing)?;
+    let texts: Option<Vec<String>> = match &value {
+        Value::String(text) => Some(vec![text.clone()]),
+        Value::Array(list) if (1..=max).contains(&list.len()) => list
+            .iter()
+            .map(|text| text.as_str().map(str::to_owned))
+            .collect(),
+        _ => None,
+    };
+    texts.ok_or_else(|| wrong(name, &value, &expected))
+}
+
+/// Checks that options can be copied for each of so many prompts: a body may have a few large options, and thousands of
+/// small prompts.
+///
+/// # Errors
+/// The copies would have more than 64 MiB.
+pub fn check_copies(options: &Map<String, Value>, num_prompts: usize) -> Result<(), Error> {
+    if num_prompts < 2 {
+        return Ok(());
+    }
+    let mut num_bytes = 0;
+    for (name, value) in options {
+        num_bytes += name.len() + num_bytes_of(value);
+    }
+    match num_bytes.saturating_mul(num_prompts) <= MAX_COPIED_BYTES {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "{num_bytes} bytes of options are sent with each of {num_prompts} inputs, more than {MAX_COPIED_BYTES} in \
+             all; send fewer inputs in a request, or shorter options"
+        ))),
+    }
+}
+
+/// About the bytes of a value as JSON.
+fn num_bytes_of(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len() + 2,
+        Value::Array(list) => list.iter().map(|value| num_bytes_of(value) + 1).sum(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| name.len() + num_bytes_of(value) + 4)
+            .sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
+    }
 }
 
 /// The token ids in a field, of which there may be none.
@@ -112,6 +168,28 @@ mod tests {
         ] {
             assert!(read(value.clone()).is_err(), "{value}");
         }
+    }
+
+    #[test]
+    fn options_are_copied_for_as_many_prompts_as_memory_allows() {
+        let options = |value: Value| match json!({"stop": value}) {
+            Value::Object(options) => options,
+            _ => unreachable!("an object"),
+        };
+        let text = json!("x".repeat(1 << 20));
+        for large in [
+            text.clone(),
+            json!([text]),
+            json!({"a": text}),
+            json!(vec![7; 1 << 18]),
+        ] {
+            let large = options(large);
+            assert_eq!(check_copies(&large, 1), Ok(()));
+            assert_eq!(check_copies(&large, 16), Ok(()));
+            let error = check_copies(&large, 128).expect_err("128 MiB");
+            assert!(error.message.contains("128 inputs"), "{}", error.message);
+        }
+        assert_eq!(check_copies(&options(json!("x")), 2048), Ok(()));
     }
 
     #[test]

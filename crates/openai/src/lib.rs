@@ -3,9 +3,10 @@
 //! | file | noun |
 //! |---|---|
 //! | `server.rs` | the paths, the limits, and what all endpoints share |
-//! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
-//! | `endpoint.rs` | the interface of an endpoint of conversations |
+//! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `classes.rs`, `scores.rs`, `rerank.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
+//! | `endpoint.rs`, `pooled.rs` | the interface of an endpoint of conversations, and of one of models that generate nothing |
 //! | `anthropic/` | Anthropic's Messages API |
+//! | `tei/` | the API of Text Embeddings Inference |
 //! | `adapters.rs` | names of models with adapters |
 //! | `sampling.rs`, `messages.rs`, `items.rs`, `input.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation; items of `/v1/responses`; prompts |
 //! | `chunk.rs`, `logprobs.rs`, `token_text.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, log-probabilities of messages, the text of a token, the tokens of a request, ids |
@@ -34,6 +35,7 @@ pub mod body;
 pub mod chat;
 pub mod chat_answer;
 pub mod chunk;
+pub mod classes;
 pub mod completions;
 pub mod embeddings;
 pub mod encodings;
@@ -56,13 +58,17 @@ pub mod names;
 pub mod origins;
 pub mod page;
 pub mod parts;
+pub mod pooled;
 pub mod protocol;
+pub mod rerank;
 pub mod responses;
 pub mod responses_answer;
 pub mod sampling;
+pub mod scores;
 pub mod server;
 pub mod sse;
 pub mod step_file;
+pub mod tei;
 pub mod tls;
 pub mod token_text;
 pub mod tokens;

@@ -12,16 +12,27 @@ pub struct Model {
     pub name: String,
     /// The most tokens of a prompt and its output together, if config.pbtxt limits them.
     pub max_tokens: Option<u32>,
+    /// The parameter `task` of config.pbtxt.
+    task: Option<String>,
 }
 
 impl Model {
     /// The model of this name. `config`: its configuration, if Triton returned one.
     pub fn new(name: String, config: Option<&ModelConfig>) -> Self {
-        let max_tokens = config.and_then(|config| config.parameters.get("max_seq_len"));
+        let parameter = |name: &str| {
+            let parameter = config?.parameters.get(name)?;
+            Some(&parameter.string_value)
+        };
         Self {
             name,
-            max_tokens: max_tokens.and_then(|it| it.string_value.parse().ok()),
+            max_tokens: parameter("max_seq_len").and_then(|it| it.parse().ok()),
+            task: parameter("task").cloned(),
         }
+    }
+
+    /// Whether config.pbtxt says that the model has this task.
+    pub fn has_task(&self, task: &str) -> bool {
+        self.task.as_deref() == Some(task)
     }
 
     /// The entry of the model, or of one of its adapters.

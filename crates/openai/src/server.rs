@@ -22,10 +22,11 @@ use crate::anthropic::fields::COUNT_TOKENS;
 use crate::anthropic::request::Messages;
 use crate::body::Body;
 use crate::chat::Chat;
+use crate::classes::{Classes, Classify};
 use crate::completions::Completions;
-use crate::embeddings::Embeddings;
+use crate::embeddings::{Embedding, Embeddings};
 use crate::endpoint::Endpoint;
-use crate::fields::{COMPLETIONS, DETOKENIZE, EMBEDDINGS, Field, TOKENIZE};
+use crate::fields::{COMPLETIONS, DETOKENIZE, Field, TOKENIZE};
 use crate::generation::Generation;
 use crate::keys::Keys;
 use crate::live::Live;
@@ -34,14 +35,20 @@ use crate::metrics::{Traffic, aliases, counted, failed_models};
 use crate::models::{self, Model};
 use crate::names::Names;
 use crate::origins::{self, Origin};
+use crate::pooled::{Output, Pooled};
 use crate::protocol::ModelInferRequest;
+use crate::rerank::{CohereError, Rerank};
 use crate::responses::Responses;
+use crate::scores::Scores;
 use crate::sse::Chunks;
+use crate::tei::embed::Embed;
+use crate::tei::errors::Refusal;
+use crate::tei::predict::Predict;
 use crate::tokens::{Read, Tokens};
 use crate::trace::Trace;
 use crate::triton::Triton;
 use crate::triton_metrics::TritonMetrics;
-use crate::{Error, anthropic, encodings, ids, page, sse};
+use crate::{Error, anthropic, encodings, ids, page, sse, tei};
 
 /// What a client may ask for.
 #[derive(Clone, Copy, Debug)]
@@ -133,7 +140,16 @@ pub fn router(
         .route("/v1/responses", post(reply::<Responses>))
         .route("/v1/messages", post(reply::<Messages>))
         .route("/v1/messages/count_tokens", post(count_tokens))
-        .route("/v1/embeddings", post(embeddings))
+        .route("/v1/embeddings", post(pooled::<Embeddings>))
+        .route("/rerank", post(rerank))
+        .route("/v1/rerank", post(pooled::<Rerank>))
+        .route("/v2/rerank", post(worded::<Rerank, CohereError>))
+        .route("/score", post(pooled::<Scores>))
+        .route("/v1/score", post(pooled::<Scores>))
+        .route("/classify", post(pooled::<Classify>))
+        .route("/embed", post(worded::<Embed, Refusal>))
+        .route("/predict", post(worded::<Predict, Refusal>))
+        .route("/", post(of_only_model))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .fallback(unknown)
@@ -293,28 +309,63 @@ async fn reply<E: Endpoint>(
     }
 }
 
-async fn embeddings(
+/// The answer of a model that generates nothing.
+async fn pooled<P: Pooled>(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let bytes = server.bytes(request).await?;
-    let id = ids::id("embd-");
-    let read = || {
-        let request = Embeddings::read(server.body(&bytes, EMBEDDINGS)?)?;
-        let messages = request.messages(&id);
-        Ok((request, messages))
-    };
-    let (request, messages) = beside_streams(bytes.len(), read).await?;
-    let num_at_once = server.num_at_once(messages.len());
-    let _held = server.hold(num_at_once)?;
-    let names = request.names();
-    let vectors = messages
-        .into_iter()
-        .map(|message| triton.embed(message, &names));
-    let vectors = stream::iter(vectors).buffered(num_at_once);
-    let vectors: Vec<_> = vectors.try_collect().await?;
-    Ok(identified(&id, json_response(&request.answer(&vectors))))
+    let (content, body) = server.content(request).await?;
+    server.pool::<P>(triton, content, body).await
+}
+
+/// The answer of a model that generates nothing, with errors of another form than OpenAI's.
+async fn worded<P: Pooled, E: From<Error>>(
+    server: State<Arc<Server>>,
+    request: Request,
+) -> Result<Response, E> {
+    Ok(pooled::<P>(server, request).await?)
+}
+
+/// The documents of `/rerank` in their order. Two APIs have this path: documents are called `texts` by Text Embeddings
+/// Inference.
+async fn rerank(
+    State(server): State<Arc<Server>>,
+    request: Request,
+) -> Result<Result<Response, Refusal>, Error> {
+    let triton = server.triton_for(&request);
+    let (content, body) = server.content(request).await?;
+    if body.has("texts") {
+        let answer = server.pool::<tei::rerank::Rerank>(triton, content, body);
+        Ok(answer.await.map_err(Into::into))
+    } else {
+        Ok(Ok(server.pool::<Rerank>(triton, content, body).await?))
+    }
+}
+
+/// The vectors, classes or order of texts, by the task of the only model that has one of these tasks.
+async fn of_only_model(
+    State(server): State<Arc<Server>>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let triton = server.triton_for(&request);
+    let (content, body) = server.content(request).await?;
+    if body.has("texts") {
+        let answer = server.pool::<tei::rerank::Rerank>(triton, content, body);
+        return Ok(answer.await?);
+    }
+    let models = server.models_of(server.triton.models().await?).await;
+    let has_task = |task| models.iter().any(|model| model.has_task(task));
+    let tasks = [Embedding::TASK, Classes::TASK].map(has_task);
+    match tasks {
+        [true, false] => Ok(server.pool::<Embed>(triton, content, body).await?),
+        [false, true] => Ok(server.pool::<Predict>(triton, content, body).await?),
+        [false, false] => Err(Error::invalid("no model embeds or classifies").into()),
+        [true, true] => {
+            let both = "models embed and classify; ask /embed or /predict";
+            Err(Error::invalid(both).into())
+        }
+    }
 }
 
 async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
@@ -373,16 +424,20 @@ impl Server {
         Body::parse(bytes)?.permitted(fields, self.options.as_deref())
     }
 
-    /// The models that are ready, and their adapters.
-    async fn models(&self) -> Result<Value, Error> {
-        let names = self.triton.models().await?;
+    /// The models of these names.
+    async fn models_of(&self, names: Vec<String>) -> Vec<Model> {
         let models = names.into_iter().map(async |name| {
             // A model that was unloaded in the meantime has no configuration.
             let config = self.triton.config(&name).await.ok();
             Model::new(name, config.as_ref())
         });
         let models = stream::iter(models).buffered(MAX_INPUTS_AT_ONCE);
-        let models: Vec<_> = models.collect().await;
+        models.collect().await
+    }
+
+    /// The models that are ready, and their adapters.
+    async fn models(&self) -> Result<Value, Error> {
+        let models = self.models_of(self.triton.models().await?).await;
         let adapters = self.adapters.clone();
         // They are files.
         let adapters = tokio::task::spawn_blocking(move || adapters.names()).await;
@@ -421,6 +476,41 @@ impl Server {
             bytes.extend_from_slice(&part);
         }
         Ok(Content { bytes, _room: room })
+    }
+
+    /// The body of a request, and its fields.
+    async fn content(&self, request: Request) -> Result<(Content, Body), Error> {
+        let bytes = self.bytes(request).await?;
+        let body = beside_streams(bytes.len(), || Body::parse(&bytes)).await?;
+        Ok((bytes, body))
+    }
+
+    /// Has a model that generates nothing compute the texts of a request, several at once. Their messages are made one
+    /// after the other, since all together may be much larger than the body.
+    async fn pool<P: Pooled>(
+        &self,
+        triton: Triton,
+        content: Content,
+        body: Body,
+    ) -> Result<Response, Error> {
+        let read = || P::read(body.permitted(P::FIELDS, self.options.as_deref())?);
+        let request = beside_streams(content.len(), read).await?;
+        let texts = request.texts();
+        let model = match texts.model() {
+            Some(model) => model.to_owned(),
+            None => self.only_model_of_task(P::Output::TASK).await?,
+        };
+        let id = ids::id(P::ID);
+        let num_at_once = self.num_at_once(texts.num());
+        let _held = self.hold(num_at_once)?;
+        let outputs = (0..texts.num()).map(|index| {
+            let message = texts.message(index, &id, &model, P::Output::NAMES);
+            triton.pool(message, texts.names())
+        });
+        let outputs = stream::iter(outputs).buffered(num_at_once);
+        let outputs: Vec<P::Output> = outputs.try_collect().await?;
+        let answer = request.answer(&id, &model, outputs);
+        Ok(identified(&id, json_response(&answer)))
     }
 
     /// The server behind this one, for what a request asks of it.
@@ -469,17 +559,14 @@ impl Server {
 
     /// The model that a request means which names none.
     async fn only_model(&self) -> Result<String, Error> {
-        let names = self.triton.models().await?;
-        match &names[..] {
-            [name] => Ok(name.clone()),
-            _ => Err(Error::field(
-                "model",
-                format!(
-                    "the request names no model, and there are {}; give 'model'",
-                    names.len()
-                ),
-            )),
-        }
+        only(self.triton.models().await?)
+    }
+
+    /// The model with a task that a request means which names none.
+    async fn only_model_of_task(&self, task: &str) -> Result<String, Error> {
+        let models = self.models_of(self.triton.models().await?).await;
+        let of_task = models.into_iter().filter(|model| model.has_task(task));
+        only(of_task.map(|model| model.name).collect())
     }
 
     /// Sends requests to Triton, all at once.
@@ -499,6 +586,18 @@ impl Server {
         let held = self.load.hold(num_requests);
         held.ok_or_else(|| Error::busy(max_requests))
     }
+}
+
+/// The only one of the models that a request may mean.
+fn only(names: Vec<String>) -> Result<String, Error> {
+    let num = names.len();
+    <[String; 1]>::try_from(names)
+        .map(|[name]| name)
+        .map_err(|_| {
+            let problem =
+                format!("the request names no model, and {num} could be meant; give 'model'");
+            Error::field("model", problem)
+        })
 }
 
 /// Works on a body of so many bytes. If it is large, the thread's streams move to another one for that time.

@@ -20,11 +20,11 @@ use tonic::{Code, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::Error;
-use crate::embeddings::Embedding;
 use crate::error::OF_THE_BACKEND;
 use crate::generation::{Ends, Generation, Reply};
 use crate::load::Held;
 use crate::names::Names;
+use crate::pooled::Output;
 use crate::protocol::{
     ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse,
     ModelStreamInferResponse, RepositoryIndexRequest, RepositoryIndexResponse, SERVICE,
@@ -227,18 +227,18 @@ impl Triton {
     ///
     /// # Errors
     /// The server or the model refuses it, or there is no answer.
-    pub async fn embed(
+    pub async fn pool<O: Output>(
         &self,
         message: ModelInferRequest,
         names: &Names,
-    ) -> Result<Embedding, Error> {
+    ) -> Result<O, Error> {
         let model = message.model_name.clone();
         let response = self.call("ModelInfer", message, &model).await;
         match response {
-            Ok(response) => Embedding::read(&response),
+            Ok(response) => O::read(&response),
             // A model with several responses to a request, as those that generate text have.
             Err(error) if error.status == StatusCode::NOT_IMPLEMENTED || lacks_output(&error) => {
-                Err(Error::no_embeddings(&model))
+                Err(Error::not_of_task(&model, O::TASK))
             }
             Err(error) => Err(names.apply(error)),
         }
@@ -413,12 +413,15 @@ fn text_refusal(status: &Status, model: &str) -> Error {
 
 /// Whether Triton says that the model lacks an output that every model of an endpoint has.
 fn lacks_output(error: &Error) -> bool {
-    const OF_ALL: [&str; 7] = [
+    const OF_ALL: [&str; 10] = [
         "embedding",
         "finish_reason",
+        "labels",
         "num_input_tokens",
         "num_output_tokens",
         "output_ids",
+        "probs",
+        "score",
         "text_input",
         "text_output",
     ];

@@ -3,16 +3,17 @@
 
 use std::path::Path;
 
-use inflight_openai::anthropic;
 use inflight_openai::fields::{self, Field};
+use inflight_openai::{anthropic, tei};
 
 /// Endpoints by name, with their fields.
 type Endpoints = &'static [(&'static str, &'static [Field])];
 
 /// Each page, and the endpoints whose fields it lists.
-const PAGES: [(&str, Endpoints); 2] = [
+const PAGES: [(&str, Endpoints); 3] = [
     ("openai.md", fields::ENDPOINTS),
     ("anthropic.md", anthropic::fields::ENDPOINTS),
+    ("tei.md", tei::fields::ENDPOINTS),
 ];
 
 #[test]

@@ -31,6 +31,15 @@ pub(super) use values::{flag, json_of, parsed};
 
 pub use table::reference_table;
 
+/// How many tokens of a prompt are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Truncation {
+    /// At most this many.
+    To(u32),
+    /// As many as fit into the model's `max_seq_len` in front of the output.
+    ToRoom,
+}
+
 /// The options of one request, each in its range.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestOptions {
@@ -81,8 +90,8 @@ pub struct RequestOptions {
     pub prompt_only: bool,
     /// The number of `input_ids` that are the prompt; the rest is padding.
     pub input_length: Option<u32>,
-    /// The number of tokens to keep at the end of the prompt.
-    pub truncate_prompt_tokens: Option<u32>,
+    /// How many tokens of the prompt are kept; `None`: all.
+    pub truncate_prompt_tokens: Option<Truncation>,
     /// The number of elements of the embedding.
     pub dimensions: Option<u32>,
     /// Whether the embedding is divided by its length.
@@ -212,6 +221,19 @@ impl RequestOptions {
                 expected: format!("given beside lora_name, which is '{name}'"),
             }),
         }
+    }
+
+    /// The most tokens that a prompt keeps, where it is cut, in a sequence of `max_seq_len` tokens. A prompt that
+    /// `has_output` leaves room for `max_tokens`, or for one token.
+    pub fn max_kept(&self, max_seq_len: usize, has_output: bool) -> Option<usize> {
+        let num_output_tokens = match has_output {
+            true => self.max_tokens.unwrap_or(1) as usize,
+            false => 0,
+        };
+        self.truncate_prompt_tokens.map(|kept| match kept {
+            Truncation::To(num) => num as usize,
+            Truncation::ToRoom => max_seq_len.saturating_sub(num_output_tokens).max(1),
+        })
     }
 
     /// The most tokens to generate: the request's own value or the model's default.

@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::RequestOptions;
 use super::values::{
     MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_PROMPT_IDS, MAX_WORD_BYTES, all_biases, allowed_ids,
     biases, early_stopping, end_ids, flag, id_words, ids, integer, number, seed, set, share,
     signed, token_types, unsigned, weights, words,
 };
+use super::{RequestOptions, Truncation};
 use inflight_base::ClientId;
 use inflight_config::OutputKind;
 
@@ -732,15 +732,16 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "truncate_prompt_tokens",
         aliases: &[],
-        expected: "an integer of 1 or more",
+        expected: "an integer of 1 or more, or -1",
         default: "the whole prompt",
         doc: "Keeps this many tokens at the end of the prompt; where nothing is generated, at its beginning, with the special tokens \
-              around it.",
+              around it. -1: as many as fit into `max_seq_len`, in front of `max_tokens` tokens of output, or of one.",
         set: |o, v| {
-            set(
-                &mut o.truncate_prompt_tokens,
-                integer(v, 1..=MAX_COUNT).map(Some),
-            )
+            let kept = match signed(v) {
+                Some(-1) => Some(Truncation::ToRoom),
+                _ => integer(v, 1..=MAX_COUNT).map(Truncation::To),
+            };
+            set(&mut o.truncate_prompt_tokens, kept.map(Some))
         },
     },
     RequestOption {

@@ -37,6 +37,22 @@ fn any_sampling_option_makes_it_sampled_and_temperature_zero_greedy_again() {
 }
 
 #[test]
+fn a_prompt_is_cut_to_a_number_of_tokens_or_to_what_fits_in_front_of_the_output() {
+    let kept = |options: &[(&str, Value)], has_output| {
+        let options = parse(options).expect("good options");
+        options.max_kept(100, has_output)
+    };
+    let to_room = ("truncate_prompt_tokens", json!(-1));
+    assert_eq!(kept(&[], true), None);
+    assert_eq!(kept(&[("truncate_prompt_tokens", json!(7))], true), Some(7));
+    assert_eq!(kept(std::slice::from_ref(&to_room), false), Some(100));
+    assert_eq!(kept(std::slice::from_ref(&to_room), true), Some(99));
+    let with_max = |max: u32| kept(&[to_room.clone(), ("max_tokens", json!(max))], true);
+    assert_eq!(with_max(30), Some(70));
+    assert_eq!(with_max(100), Some(1), "the prompt has one token at least");
+}
+
+#[test]
 fn end_ids_are_the_requests_own_or_none() {
     assert_eq!(sampling(&[("end_id", json!(7))]).end_ids, [7]);
     assert_eq!(sampling(&[("end_id", json!("[7, 8]"))]).end_ids, [7, 8]);
@@ -269,6 +285,7 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("embedding_bias_weights", json!(1e9)),
         ("embedding_bias_weights", json!(vec![1; MAX_WORDS + 1])),
         ("truncate_prompt_tokens", json!(0)),
+        ("truncate_prompt_tokens", json!(-2)),
         ("dimensions", json!(0)),
         ("normalize", json!("l2")),
         ("text_pair", json!(["a"])),

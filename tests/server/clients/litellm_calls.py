@@ -27,6 +27,15 @@ called = litellm.completion(model="openai/chat", messages=messages, tools=tools,
 text = litellm.text_completion(model="text-completion-openai/chat", prompt=prompt, max_tokens=20, **server)
 response = litellm.responses(model="openai/chat", input=prompt, max_output_tokens=20, **server)
 embedding = litellm.embedding(model="openai/qwen3", input=[prompt, "The end."], **server)
+
+
+def reranked(model, path):
+    """The order and the scores of documents, by the provider that a model's name begins with."""
+    documents = ["The end.", prompt, "A bear."]
+    answer = litellm.rerank(model=model, query=prompt, documents=documents, top_n=2, api_base=f"{url}{path}", api_key="any")
+    return [[result["index"], result["relevance_score"]] for result in answer.results]
+
+
 results = {
     "chat": whole.model_dump(),
     "stream": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
@@ -36,6 +45,12 @@ results = {
     "text": text.choices[0].text,
     "response": response.output[0].content[0].text,
     "embedding": [row["embedding"] for row in embedding.data],
+    "reranked": [
+        reranked("cohere/reranker", "/v2/rerank"),
+        reranked("jina_ai/reranker", "/v1/rerank"),
+        reranked("hosted_vllm/reranker", ""),
+        reranked("huggingface/reranker", ""),
+    ],
     "unknown_model": failure(litellm.completion, model="openai/tales", messages=messages),
     "bad_option": failure(litellm.completion, model="openai/chat", messages=messages, temperature=101),
 }
