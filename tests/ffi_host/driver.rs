@@ -535,6 +535,40 @@ fn a_slot_that_a_cancelled_release_may_have_kept_is_freed_by_a_request_of_our_ow
 }
 
 #[test]
+fn a_request_of_our_own_has_no_batch_dimension_where_the_model_has_none() {
+    let mut server = Server::load_config(&json!({
+        "name": "m", "backend": "inflight", "max_batch_size": 0,
+        "input": [{ "name": "input_ids", "data_type": "TYPE_INT32", "dims": [-1] }],
+        "output": [{ "name": "output_ids", "data_type": "TYPE_INT32", "dims": [-1, -1] }],
+        "sequence_batching": {
+            "iterative_sequence": true, "max_sequence_idle_microseconds": 60_000_000_u64,
+            "oldest": { "max_candidate_sequences": 8 },
+        },
+        "parameters": {
+            "runner": { "string_value": "synthetic" },
+            "synthetic_vocab_size": { "string_value": "64" },
+            "allow_iterative_oldest": { "string_value": "true" },
+            "client_compatibility": { "string_value": "vllm" },
+        },
+    }));
+    let mut spec = server.spec(&ClientRequest::of_lengths(4, 2, false));
+    spec.inputs[0].shape = vec![4];
+    spec.outputs = vec![c"output_ids".to_owned()];
+    let request = server.host.request(spec);
+    server.host.cancel_in_release(request);
+    server.finish(&[request]);
+    server.wait_for_final(request);
+    assert_eq!(server.execute(&[]), Ok(()));
+    let submitted = server.host.submitted();
+    assert_eq!(submitted.len(), 1);
+    for end in submitted {
+        assert_eq!(end.inputs, [("input_ids".to_owned(), vec![1])]);
+        assert_eq!(server.execute(&[end.request]), Ok(()));
+    }
+    server.unload();
+}
+
+#[test]
 fn a_request_that_frees_a_slot_does_not_end_a_sequence_that_a_client_has_started_there() {
     let server = Server::load(&[]);
     let raced = server.request_as(

@@ -301,7 +301,7 @@ impl StepDriver {
             InputKind::Text => (c"text_input", DataType::Bytes),
             InputKind::Ids => (c"input_ids", DataType::Int32),
         };
-        let shape: &[i64] = match self.admission.config.max_batch_size > 0 {
+        let shape: &[i64] = match self.admission.config.has_batch_dim {
             true => &[1, 1],
             false => &[1],
         };

@@ -139,7 +139,7 @@ impl StepDriver {
         }
     }
 
-    /// The same; Triton drops a sequence that is `max_absence` without a step.
+    /// Sets after how long without a step Triton drops a sequence.
     pub fn with_max_absence(self, max_absence: Duration) -> Self {
         Self {
             max_absence,
