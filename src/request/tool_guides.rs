@@ -42,6 +42,9 @@ pub(super) struct Function<'a> {
 /// The texts around the names and values of arguments in a format that has them between marks.
 struct ArgumentMarks {
     before_name: &'static str,
+    /// Behind the name of an argument that is a text.
+    behind_text_name: &'static str,
+    /// Behind the name of any other argument.
     behind_name: &'static str,
     /// Between a value and the mark behind it. The value of a text has it or not.
     behind_value: &'static str,
@@ -50,6 +53,7 @@ struct ArgumentMarks {
 
 const QWEN_CODER: ArgumentMarks = ArgumentMarks {
     before_name: "<parameter=",
+    behind_text_name: ">\n",
     behind_name: ">\n",
     behind_value: "\n",
     end: "</parameter>",
@@ -57,6 +61,7 @@ const QWEN_CODER: ArgumentMarks = ArgumentMarks {
 
 const GLM: ArgumentMarks = ArgumentMarks {
     before_name: "<arg_key>",
+    behind_text_name: "</arg_key>\n<arg_value>",
     behind_name: "</arg_key>\n<arg_value>",
     behind_value: "",
     end: "</arg_value>",
@@ -64,9 +69,46 @@ const GLM: ArgumentMarks = ArgumentMarks {
 
 const MINIMAX: ArgumentMarks = ArgumentMarks {
     before_name: "<parameter name=\"",
+    behind_text_name: "\">",
     behind_name: "\">",
     behind_value: "",
     end: "</parameter>",
+};
+
+const DSML: ArgumentMarks = ArgumentMarks {
+    before_name: "<｜DSML｜parameter name=\"",
+    behind_text_name: "\" string=\"true\">",
+    behind_name: "\" string=\"false\">",
+    behind_value: "",
+    end: "</｜DSML｜parameter>",
+};
+
+/// The texts between the arguments of a format that has them as names and values.
+struct NamedMarks {
+    /// Between a name and its value.
+    sign: &'static str,
+    separator: &'static str,
+    /// Around a text that is no JSON; `None` if all values are JSON.
+    quote: Option<&'static str>,
+}
+
+/// Literals of Python may be JSON.
+const PYTHON: NamedMarks = NamedMarks {
+    sign: "=",
+    separator: ", ",
+    quote: None,
+};
+
+const GEMMA_4: NamedMarks = NamedMarks {
+    sign: ":",
+    separator: ",",
+    quote: Some("<|\"|>"),
+};
+
+const FUNCTION_GEMMA: NamedMarks = NamedMarks {
+    sign: ":",
+    separator: ",",
+    quote: Some("<escape>"),
 };
 
 /// The blocks in which a format has its calls.
@@ -140,7 +182,7 @@ impl<'a> Function<'a> {
         let schema = self.parameters;
         let Some(properties) = self.properties(any) else {
             let name = Structure::Regex("[A-Za-z_][A-Za-z0-9_]{0,63}".to_owned());
-            let argument = [vec![name, text(marks.behind_name)], text_to_end()].concat();
+            let argument = [vec![name, text(marks.behind_text_name)], text_to_end()].concat();
             let argument = Box::new(Structure::Sequence(argument));
             return Structure::Separated {
                 tags: vec![tag(marks.before_name, argument, "")],
@@ -151,7 +193,8 @@ impl<'a> Function<'a> {
         };
         let required = schema.and_then(|schema| schema.get("required")?.as_array());
         let arguments = properties.iter().map(|(name, property)| {
-            let value = match is_text_schema(property) && property.get("enum").is_none() {
+            let is_text = is_text_schema(property);
+            let value = match is_text && property.get("enum").is_none() {
                 true => text_to_end(),
                 false => {
                     let texts = [marks.behind_value, marks.end, "\n"].into_iter();
@@ -161,7 +204,11 @@ impl<'a> Function<'a> {
                         .collect()
                 }
             };
-            let begin = text(&format!("{}{name}{}", marks.before_name, marks.behind_name));
+            let behind_name = match is_text {
+                true => marks.behind_text_name,
+                false => marks.behind_name,
+            };
+            let begin = text(&format!("{}{name}{behind_name}", marks.before_name));
             let argument = Structure::Sequence([vec![begin], value].concat());
             match required.is_some_and(|required| required.contains(&json!(name))) {
                 true => argument,
@@ -172,15 +219,18 @@ impl<'a> Function<'a> {
     }
 
     /// The form of its arguments as `name=value, name=value`: first those that must be, then others in the schema's
-    /// order, unless they may be `any`. Values are JSON, which a literal in Python may be, too.
-    fn named_arguments(&self, any: bool) -> Structure {
+    /// order, unless they may be `any`.
+    fn named_arguments(&self, marks: &NamedMarks, any: bool) -> Structure {
+        let NamedMarks {
+            sign, separator, ..
+        } = *marks;
         let schema = self.parameters;
         let Some(properties) = self.properties(any) else {
             let name = Structure::Regex("[A-Za-z_][A-Za-z0-9_]{0,63}".to_owned());
-            let argument = vec![name, text("="), Structure::JsonSchema(json!({}))];
+            let argument = vec![name, text(sign), Structure::JsonSchema(json!({}))];
             return Structure::Separated {
                 tags: vec![tag("", Box::new(Structure::Sequence(argument)), "")],
-                separator: ", ".to_owned(),
+                separator: separator.to_owned(),
                 at_least_one: false,
                 stop_after_first: false,
             };
@@ -189,14 +239,25 @@ impl<'a> Function<'a> {
         let is_required =
             |name: &String| required.is_some_and(|required| required.contains(&json!(name)));
         let argument = |separator: &str, name: &String, property: &Value| {
-            let begin = text(&format!("{separator}{name}="));
-            Structure::Sequence(vec![begin, self.json_value(name, property)])
+            let begin = text(&format!("{separator}{name}{sign}"));
+            let quote = marks.quote.filter(|_| is_text_schema(property)).map(text);
+            let value = match (quote, property.get("enum")) {
+                (None, _) => self.json_value(name, property),
+                (Some(quote), None) => {
+                    Structure::Sequence(vec![quote.clone(), Structure::AnyText, quote])
+                }
+                (Some(quote), Some(_)) => {
+                    let value = self.marked_value(name, property);
+                    Structure::Sequence(vec![quote.clone(), value, quote])
+                }
+            };
+            Structure::Sequence(vec![begin, value])
         };
         let (first, others): (Vec<_>, Vec<_>) =
             properties.iter().partition(|(name, _)| is_required(name));
         let behind = |from: usize| -> Vec<Structure> {
             let others = others[from..].iter();
-            let others = others.map(|(name, property)| argument(", ", name, property));
+            let others = others.map(|(name, property)| argument(separator, name, property));
             others.map(|it| Structure::Optional(Box::new(it))).collect()
         };
         if properties.is_empty() {
@@ -218,7 +279,7 @@ impl<'a> Function<'a> {
             .into_iter()
             .enumerate()
             .map(|(index, (name, property))| {
-                argument(if index == 0 { "" } else { ", " }, name, property)
+                argument(if index == 0 { "" } else { separator }, name, property)
             });
         Structure::Sequence(first.chain(behind(0)).collect())
     }
@@ -338,16 +399,48 @@ fn blocks(
         at_least_one: true,
         stop_after_first: !parallel,
     };
-    let list = || {
-        let calls = several(in_json("arguments", "", ""), ", ");
-        Structure::Sequence(vec![text("["), calls, text("]")])
+    let list_of = |calls: Vec<Tag>, behind: &str| {
+        let end = text(&format!("]{behind}"));
+        Structure::Sequence(vec![text("["), several(calls, ", "), end])
+    };
+    let list = |behind: &str| list_of(in_json("arguments", "", ""), behind);
+    let in_list = |opener: &'static str, list: Structure| Blocks {
+        opener,
+        rest: list,
+        separator: None,
     };
     let in_python = || {
         let of_function = |function: &Function<'_>| {
-            let arguments = function.named_arguments(only_strict && !function.is_strict);
+            let arguments = function.named_arguments(&PYTHON, only_strict && !function.is_strict);
             tag(&format!("{}(", function.name), Box::new(arguments), ")")
         };
         functions.iter().map(of_function).collect::<Vec<_>>()
+    };
+    let in_braces = |opener: &'static str, marks: &NamedMarks, end: &str| {
+        let of_function = |function: &Function<'_>| {
+            let arguments = function.named_arguments(marks, only_strict && !function.is_strict);
+            let begin = text(&format!("call:{}{{", function.name));
+            Structure::Sequence(vec![begin, arguments, text(&format!("}}{end}"))])
+        };
+        Blocks {
+            opener,
+            rest: Structure::Or(functions.iter().map(of_function).collect()),
+            separator: Some(""),
+        }
+    };
+    let invokes = |opener: &'static str, marks: &ArgumentMarks, around: [&str; 2], end: &str| {
+        let of_function = |function: &Function<'_>| {
+            let any_arguments = only_strict && !function.is_strict;
+            let arguments = function.marked_arguments(marks, any_arguments);
+            let begin = format!("{}{}\">\n", around[0], function.name);
+            tag(&begin, Box::new(arguments), around[1])
+        };
+        let calls = several(functions.iter().map(of_function).collect(), "");
+        Blocks {
+            opener,
+            rest: Structure::Sequence(vec![text("\n"), calls, text(end)]),
+            separator: None,
+        }
     };
     match format {
         ToolCallFormat::Hermes => Blocks {
@@ -428,19 +521,45 @@ fn blocks(
             ]),
             separator: None,
         },
-        ToolCallFormat::MiniMax => {
+        ToolCallFormat::MiniMax => invokes(
+            "<minimax:tool_call>",
+            &MINIMAX,
+            ["<invoke name=\"", "</invoke>\n"],
+            "</minimax:tool_call>",
+        ),
+        ToolCallFormat::Dsml => invokes(
+            "<｜DSML｜function_calls>",
+            &DSML,
+            ["<｜DSML｜invoke name=\"", "</｜DSML｜invoke>\n"],
+            "</｜DSML｜function_calls>",
+        ),
+        ToolCallFormat::Gemma4 => in_braces("<|tool_call>", &GEMMA_4, "<tool_call|>"),
+        ToolCallFormat::FunctionGemma => in_braces(
+            "<start_function_call>",
+            &FUNCTION_GEMMA,
+            "<end_function_call>",
+        ),
+        ToolCallFormat::Hunyuan => in_list("<tool_calls>", list("</tool_calls>")),
+        ToolCallFormat::Nemotron => in_list("<TOOLCALL>", list("</TOOLCALL>")),
+        ToolCallFormat::Apertus => {
+            let begin = |name: &str| format!("{{{}: ", json!(name));
+            let calls = tags(&begin, "}");
+            in_list("<|tools_prefix|>", list_of(calls, "<|tools_suffix|>"))
+        }
+        ToolCallFormat::Command => {
             let of_function = |function: &Function<'_>| {
-                let any_arguments = only_strict && !function.is_strict;
-                let arguments = function.marked_arguments(&MINIMAX, any_arguments);
-                let begin = format!("<invoke name=\"{}\">\n", function.name);
-                tag(&begin, Box::new(arguments), "</invoke>\n")
+                let any_object = only_strict && !function.is_strict;
+                let name = format!(
+                    "\", \"tool_name\": {}, \"parameters\": ",
+                    json!(function.name)
+                );
+                let number = Structure::Regex("[0-9]{1,4}".to_owned());
+                let content = vec![number, text(&name), *function.arguments(any_object)];
+                let content = Box::new(Structure::Sequence(content));
+                tag("{\"tool_call_id\": \"", content, "}")
             };
-            let calls = several(functions.iter().map(of_function).collect(), "");
-            Blocks {
-                opener: "<minimax:tool_call>",
-                rest: Structure::Sequence(vec![text("\n"), calls, text("</minimax:tool_call>")]),
-                separator: None,
-            }
+            let calls = functions.iter().map(of_function).collect();
+            in_list("<|START_ACTION|>", list_of(calls, "<|END_ACTION|>"))
         }
         ToolCallFormat::Llama3 => Blocks {
             opener: "",
@@ -453,7 +572,7 @@ fn blocks(
             Blocks {
                 opener: "[TOOL_CALLS]",
                 rest: Structure::Or(vec![
-                    Structure::Sequence(vec![space, list()]),
+                    Structure::Sequence(vec![space, list("")]),
                     one_of(named),
                 ]),
                 separator: Some(""),
@@ -476,11 +595,7 @@ fn blocks(
                 separator: None,
             }
         }
-        ToolCallFormat::Granite => Blocks {
-            opener: "<|tool_call|>",
-            rest: list(),
-            separator: None,
-        },
+        ToolCallFormat::Granite => in_list("<|tool_call|>", list("")),
         ToolCallFormat::Harmony => {
             let header = |name: &str| format!(" to=functions.{name} <|constrain|>json<|message|>");
             Blocks {
@@ -519,7 +634,14 @@ mod tests {
     use inflight_sampling::Guide;
     use inflight_text::{ParameterTypes, ReplyFormat, ReplyParts, ReplyStart};
 
-    const FORMATS: [ToolCallFormat; 13] = [
+    const FORMATS: [ToolCallFormat; 20] = [
+        ToolCallFormat::Dsml,
+        ToolCallFormat::Hunyuan,
+        ToolCallFormat::Nemotron,
+        ToolCallFormat::Command,
+        ToolCallFormat::Apertus,
+        ToolCallFormat::Gemma4,
+        ToolCallFormat::FunctionGemma,
         ToolCallFormat::Lfm2,
         ToolCallFormat::Olmo3,
         ToolCallFormat::MiniMax,
@@ -599,6 +721,46 @@ mod tests {
             }
             let is_single = matches!(format, ToolCallFormat::Llama3 | ToolCallFormat::Harmony);
             assert_eq!(most_calls > 1, !is_single, "{format:?}");
+        }
+    }
+
+    #[test]
+    fn texts_and_other_arguments_have_the_marks_of_their_kind() {
+        let toy = Toy::new();
+        let properties = json!({"n": {"type": "integer"}, "city": {"type": "string"}});
+        let schema = json!({"type": "object", "properties": properties, "required": ["n", "city"]});
+        let tool = json!({"name": "f", "parameters": schema});
+        let functions: Vec<_> = Function::of_tool(&tool).into_iter().collect();
+        for (format, good, bad) in [
+            (
+                ToolCallFormat::Gemma4,
+                "<|tool_call>call:f{n:5,city:<|\"|>New \"York\", 1<|\"|>}<tool_call|>",
+                "<|tool_call>call:f{n:<|\"|>5<|\"|>,city:<|\"|>Oslo<|\"|>}<tool_call|>",
+            ),
+            (
+                ToolCallFormat::FunctionGemma,
+                "<start_function_call>call:f{n:5,city:<escape>Oslo<escape>}<end_function_call>",
+                "<start_function_call>call:f{n:5,city:Oslo}<end_function_call>",
+            ),
+            (
+                ToolCallFormat::Dsml,
+                "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n\
+                 <｜DSML｜parameter name=\"n\" string=\"false\">5</｜DSML｜parameter>\n\
+                 <｜DSML｜parameter name=\"city\" string=\"true\">Oslo</｜DSML｜parameter>\n\
+                 </｜DSML｜invoke>\n</｜DSML｜function_calls>",
+                "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n\
+                 <｜DSML｜parameter name=\"n\" string=\"true\">5</｜DSML｜parameter>\n",
+            ),
+            (
+                ToolCallFormat::Command,
+                "<|START_ACTION|>[{\"tool_call_id\": \"1\", \"tool_name\": \"f\", \
+                 \"parameters\": {\"n\":5,\"city\":\"Oslo\"}}]<|END_ACTION|>",
+                "<|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"n\":5,\"city\":\"Oslo\"}}]",
+            ),
+        ] {
+            let guide = guide(&toy, required(format, &functions, true, Thinking::Never));
+            assert!(toy.allows(&guide, good), "{good}");
+            assert!(!toy.allows(&guide, bad), "{bad}");
         }
     }
 

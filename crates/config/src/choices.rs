@@ -26,6 +26,12 @@ pub enum ReasoningFormat {
     Mistral,
     /// `<seed:think>...</seed:think>`
     SeedOss,
+    /// `<|START_THINKING|>...<|END_THINKING|>`
+    Command,
+    /// `<|inner_prefix|>...<|inner_suffix|>`
+    Apertus,
+    /// `<|channel>thought...<channel|>`
+    Gemma4,
     /// Behind the sentence "Here is my thought process:".
     Granite,
     /// The channel `analysis` of GPT-OSS.
@@ -59,6 +65,20 @@ pub enum ToolCallFormat {
     Olmo3,
     /// `<minimax:tool_call><invoke name=...><parameter name=...>...</parameter></invoke></minimax:tool_call>`
     MiniMax,
+    /// `<｜DSML｜function_calls><｜DSML｜invoke name=...><｜DSML｜parameter name=... string=...>...`
+    Dsml,
+    /// A list between `<tool_calls>` and `</tool_calls>`.
+    Hunyuan,
+    /// A list between `<TOOLCALL>` and `</TOOLCALL>`.
+    Nemotron,
+    /// A list between `<|START_ACTION|>` and `<|END_ACTION|>`.
+    Command,
+    /// A list between `<|tools_prefix|>` and `<|tools_suffix|>`, of objects with a function's name as their key.
+    Apertus,
+    /// `<|tool_call>call:name{...}<tool_call|>`
+    Gemma4,
+    /// `<start_function_call>call:name{...}<end_function_call>`
+    FunctionGemma,
     /// Messages of GPT-OSS to `functions`.
     Harmony,
 }
@@ -76,6 +96,9 @@ impl ReplyParser<ReasoningFormat> {
         ("deepseek_r1", Self::Named(ReasoningFormat::DeepSeekR1)),
         ("mistral", Self::Named(ReasoningFormat::Mistral)),
         ("seed_oss", Self::Named(ReasoningFormat::SeedOss)),
+        ("cohere_command3", Self::Named(ReasoningFormat::Command)),
+        ("apertus", Self::Named(ReasoningFormat::Apertus)),
+        ("gemma4", Self::Named(ReasoningFormat::Gemma4)),
         ("granite", Self::Named(ReasoningFormat::Granite)),
         ("openai_gptoss", Self::Named(ReasoningFormat::Harmony)),
     ];
@@ -102,6 +125,15 @@ impl ReplyParser<ToolCallFormat> {
         ("lfm2", Self::Named(ToolCallFormat::Lfm2)),
         ("olmo3", Self::Named(ToolCallFormat::Olmo3)),
         ("minimax_m2", Self::Named(ToolCallFormat::MiniMax)),
+        ("deepseek_v32", Self::Named(ToolCallFormat::Dsml)),
+        ("deepseek_v4", Self::Named(ToolCallFormat::Dsml)),
+        ("hunyuan_a13b", Self::Named(ToolCallFormat::Hunyuan)),
+        ("jamba", Self::Named(ToolCallFormat::Hunyuan)),
+        ("nemotron_json", Self::Named(ToolCallFormat::Nemotron)),
+        ("cohere_command3", Self::Named(ToolCallFormat::Command)),
+        ("apertus", Self::Named(ToolCallFormat::Apertus)),
+        ("gemma4", Self::Named(ToolCallFormat::Gemma4)),
+        ("functiongemma", Self::Named(ToolCallFormat::FunctionGemma)),
         ("openai", Self::Named(ToolCallFormat::Harmony)),
     ];
 }

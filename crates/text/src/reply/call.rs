@@ -33,12 +33,13 @@ impl ToolCall {
         })
     }
 
-    /// The call in a JSON object with `name`, and `arguments` or, as Llama calls them, `parameters`.
+    /// The call in a JSON object with `name` and `arguments`, which Cohere calls `tool_name`, and Llama and Cohere
+    /// `parameters`.
     pub(super) fn of_json(json: &str) -> Option<Self> {
         let (mut name, mut arguments) = (None, None);
         for (key, value) in members(json)? {
             let place = match key.as_str() {
-                "name" => &mut name,
+                "name" | "tool_name" => &mut name,
                 "arguments" | "parameters" => &mut arguments,
                 _ => continue,
             };
@@ -48,6 +49,17 @@ impl ToolCall {
         }
         let name: String = serde_json::from_str(name?).ok()?;
         Self::new(&name, arguments.filter(|it| *it != "null").unwrap_or("{}"))
+    }
+
+    /// The calls in a JSON list of objects, each with the arguments of a function as the member of its name.
+    pub(super) fn list_of_named(json: &str) -> Option<Vec<Self>> {
+        let mut calls = Vec::new();
+        for object in elements(json)? {
+            for (name, arguments) in members(object)? {
+                calls.push(Self::new(&name, arguments)?);
+            }
+        }
+        Some(calls).filter(|calls| !calls.is_empty())
     }
 
     /// The calls in a JSON list, or in one object.
@@ -71,7 +83,9 @@ pub(super) fn name_and_arguments(json: &str) -> Option<(String, &str)> {
             return Some((name?, value)).filter(|_| value.starts_with('{'));
         }
         let (value, behind) = split_value(value)?;
-        if key == "\"name\"" && name.replace(serde_json::from_str(value).ok()?).is_some() {
+        if ["\"name\"", "\"tool_name\""].contains(&key)
+            && name.replace(serde_json::from_str(value).ok()?).is_some()
+        {
             return None;
         }
         rest = behind.trim_start().strip_prefix(',')?.trim_start();

@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use super::blocks::Blocks;
 use super::deepseek::DeepSeek;
+use super::gemma::{Braces, FunctionGemma, Gemma4};
 use super::glm::Glm;
-use super::granite::Granite;
 use super::harmony::{Harmony, HarmonyParts};
 use super::hermes::Hermes;
+use super::invokes::{Dsml, Invokes, MiniMax};
 use super::kimi::Kimi;
 use super::llama::Llama;
 use super::marked_block::MarkedBlock;
+use super::marked_list::{Apertus, Command, Granite, Hunyuan, MarkedList, Nemotron};
 use super::marked_python::{Lfm2, MarkedPython, Olmo3};
-use super::minimax::MiniMax;
 use super::mistral::Mistral;
 use super::parameter_types::ParameterTypes;
 use super::pythonic::Pythonic;
@@ -145,7 +146,27 @@ impl ReplyFormat {
                 formats.push(Box::new(Blocks::new(block)));
             }
             Some(ToolCallFormat::Mistral) => formats.push(Box::new(Blocks::<Mistral>::default())),
-            Some(ToolCallFormat::Granite) => formats.push(Box::new(Blocks::<Granite>::default())),
+            Some(ToolCallFormat::Granite) => {
+                formats.push(Box::new(Blocks::<MarkedList<Granite>>::default()));
+            }
+            Some(ToolCallFormat::Hunyuan) => {
+                formats.push(Box::new(Blocks::<MarkedList<Hunyuan>>::default()));
+            }
+            Some(ToolCallFormat::Nemotron) => {
+                formats.push(Box::new(Blocks::<MarkedList<Nemotron>>::default()));
+            }
+            Some(ToolCallFormat::Command) => {
+                formats.push(Box::new(Blocks::<MarkedList<Command>>::default()));
+            }
+            Some(ToolCallFormat::Apertus) => {
+                formats.push(Box::new(Blocks::<MarkedList<Apertus>>::default()));
+            }
+            Some(ToolCallFormat::Gemma4) => {
+                formats.push(Box::new(Blocks::<Braces<Gemma4>>::default()));
+            }
+            Some(ToolCallFormat::FunctionGemma) => {
+                formats.push(Box::new(Blocks::<Braces<FunctionGemma>>::default()));
+            }
             Some(ToolCallFormat::DeepSeek) => {
                 formats.push(Box::new(Blocks::<Sections<DeepSeek>>::default()));
             }
@@ -165,7 +186,11 @@ impl ReplyFormat {
                 formats.push(Box::new(Blocks::<MarkedPython<Olmo3>>::default()));
             }
             Some(ToolCallFormat::MiniMax) => {
-                let block = MiniMax::new(Arc::clone(types));
+                let block = Invokes::<MiniMax>::new(Arc::clone(types));
+                formats.push(Box::new(Blocks::new(block)));
+            }
+            Some(ToolCallFormat::Dsml) => {
+                let block = Invokes::<Dsml>::new(Arc::clone(types));
                 formats.push(Box::new(Blocks::new(block)));
             }
         }
@@ -224,6 +249,26 @@ impl ReplyFormat {
             ],
             Some(ToolCallFormat::Mistral) => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
             Some(ToolCallFormat::Granite) => &["<|tool_call|>", "<|/tool_call|>"],
+            Some(ToolCallFormat::Hunyuan) => &["<tool_calls>", "</tool_calls>"],
+            Some(ToolCallFormat::Nemotron) => &["<TOOLCALL>", "</TOOLCALL>"],
+            Some(ToolCallFormat::Command) => &["<|START_ACTION|>", "<|END_ACTION|>"],
+            Some(ToolCallFormat::Apertus) => &["<|tools_prefix|>", "<|tools_suffix|>"],
+            Some(ToolCallFormat::Gemma4) => &["<|tool_call>", "<tool_call|>", "<|\"|>"],
+            Some(ToolCallFormat::FunctionGemma) => {
+                &["<start_function_call>", "<end_function_call>", "<escape>"]
+            }
+            Some(ToolCallFormat::Dsml) => &[
+                // The special token in the other marks.
+                "｜DSML｜",
+                "<｜DSML｜function_calls>",
+                "</｜DSML｜function_calls>",
+                "<｜DSML｜tool_calls>",
+                "</｜DSML｜tool_calls>",
+                "<｜DSML｜invoke name=\"",
+                "<｜DSML｜parameter name=\"",
+                "</｜DSML｜parameter>",
+                "</｜DSML｜invoke>",
+            ],
             Some(ToolCallFormat::Llama3) => &["<|python_tag|>"],
             Some(ToolCallFormat::Pythonic) => &["<|python_start|>", "<|python_end|>"],
             Some(ToolCallFormat::Lfm2) => &["<|tool_call_start|>", "<|tool_call_end|>"],
@@ -270,6 +315,9 @@ fn marks(format: ReasoningFormat) -> Option<ThoughtMarks> {
         ReasoningFormat::DeepSeekR1 => ("<think>", "</think>", true),
         ReasoningFormat::Mistral => ("[THINK]", "[/THINK]", false),
         ReasoningFormat::SeedOss => ("<seed:think>", "</seed:think>", false),
+        ReasoningFormat::Command => ("<|START_THINKING|>", "<|END_THINKING|>", false),
+        ReasoningFormat::Apertus => ("<|inner_prefix|>", "<|inner_suffix|>", false),
+        ReasoningFormat::Gemma4 => ("<|channel>thought", "<channel|>", false),
         ReasoningFormat::Granite => ("Here is my thought process:", "Here is my response:", false),
         ReasoningFormat::Harmony => return None,
     };
@@ -289,6 +337,9 @@ fn reasoning_of(template: &str) -> Option<ReasoningFormat> {
     let formats = [
         ("[THINK]", ReasoningFormat::Mistral),
         ("</seed:think>", ReasoningFormat::SeedOss),
+        ("<|END_THINKING|>", ReasoningFormat::Command),
+        ("<|inner_suffix|>", ReasoningFormat::Apertus),
+        ("<|channel>thought", ReasoningFormat::Gemma4),
         ("</think>", ReasoningFormat::Think),
         ("Here is my thought process:", ReasoningFormat::Granite),
     ];
@@ -320,6 +371,13 @@ fn tool_calls_of(template: &str) -> Option<ToolCallFormat> {
     }
     let formats = [
         ("<minimax:tool_call>", ToolCallFormat::MiniMax),
+        ("｜DSML｜", ToolCallFormat::Dsml),
+        ("<|START_ACTION|>", ToolCallFormat::Command),
+        ("<|tools_prefix|>", ToolCallFormat::Apertus),
+        ("<start_function_call>", ToolCallFormat::FunctionGemma),
+        ("<tool_call|>", ToolCallFormat::Gemma4),
+        ("</tool_calls>", ToolCallFormat::Hunyuan),
+        ("<TOOLCALL>", ToolCallFormat::Nemotron),
         ("<|tool_call_start|>", ToolCallFormat::Lfm2),
         // The template of LFM2 names tools by this mark, and leaves the mark of calls to the model.
         ("<|tool_list_start|>", ToolCallFormat::Lfm2),

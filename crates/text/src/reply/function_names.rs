@@ -48,6 +48,25 @@ fn calls(format: ToolCallFormat, name: &str) -> Vec<String> {
         ToolCallFormat::MiniMax => vec![format!(
             "<minimax:tool_call>\n<invoke name=\"{name}\">\n</invoke>\n</minimax:tool_call>"
         )],
+        ToolCallFormat::Dsml => vec![format!(
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"{name}\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+        )],
+        ToolCallFormat::Hunyuan => {
+            vec![format!("<tool_calls>[{}]</tool_calls>", call("arguments"))]
+        }
+        ToolCallFormat::Nemotron => vec![format!("<TOOLCALL>[{}]</TOOLCALL>", call("arguments"))],
+        ToolCallFormat::Command => vec![format!(
+            "<|START_ACTION|>[{}]<|END_ACTION|>",
+            json!({"tool_name": name, "parameters": {}})
+        )],
+        ToolCallFormat::Apertus => vec![format!(
+            "<|tools_prefix|>[{}]<|tools_suffix|>",
+            json!({name: {}})
+        )],
+        ToolCallFormat::Gemma4 => vec![format!("<|tool_call>call:{name}{{}}<tool_call|>")],
+        ToolCallFormat::FunctionGemma => vec![format!(
+            "<start_function_call>call:{name}{{}}<end_function_call>"
+        )],
         ToolCallFormat::Llama3 => vec![call("parameters").to_string()],
         ToolCallFormat::Mistral => vec![
             format!("[TOOL_CALLS] [{}]", call("arguments")),
@@ -73,13 +92,31 @@ fn calls(format: ToolCallFormat, name: &str) -> Vec<String> {
 mod tests {
     use super::*;
     use ToolCallFormat::{
-        DeepSeek, Glm, Granite, Harmony, Hermes, Kimi, Lfm2, Llama3, MiniMax, Mistral, Olmo3,
-        Pythonic, QwenCoder,
+        Apertus, Command, DeepSeek, Dsml, FunctionGemma, Gemma4, Glm, Granite, Harmony, Hermes,
+        Hunyuan, Kimi, Lfm2, Llama3, MiniMax, Mistral, Nemotron, Olmo3, Pythonic, QwenCoder,
     };
 
-    const ALL: [ToolCallFormat; 13] = [
-        Hermes, QwenCoder, Glm, Kimi, Pythonic, Lfm2, Olmo3, MiniMax, Llama3, Mistral, DeepSeek,
-        Granite, Harmony,
+    const ALL: [ToolCallFormat; 20] = [
+        Hermes,
+        QwenCoder,
+        Glm,
+        Kimi,
+        Pythonic,
+        Lfm2,
+        Olmo3,
+        MiniMax,
+        Dsml,
+        Llama3,
+        Mistral,
+        DeepSeek,
+        Granite,
+        Hunyuan,
+        Nemotron,
+        Command,
+        Apertus,
+        Gemma4,
+        FunctionGemma,
+        Harmony,
     ];
 
     #[test]
@@ -107,6 +144,8 @@ mod tests {
             (Mistral, "a[ARGS]"),
             (DeepSeek, "a```json"),
             (DeepSeek, "a<｜tool▁sep｜>"),
+            (Gemma4, "a{b"),
+            (Dsml, "a\">"),
             (Harmony, "a b"),
             (Harmony, "a<|message|>"),
         ] {

@@ -6,9 +6,9 @@
 //!
 //! formats.rs  the formats, and the one that a chat template is written for
 //! thought.rs  reasoning between two marks, at the beginning
-//! blocks.rs   calls behind a mark: hermes.rs, mistral.rs, granite.rs
+//! blocks.rs   calls behind a mark: hermes.rs, mistral.rs, marked_list.rs, gemma.rs
 //!             with arguments between marks, marked_block.rs: qwen_coder.rs, glm.rs
-//!             with marks around all calls, sections.rs: deepseek.rs, kimi.rs; minimax.rs
+//!             with marks around all calls, sections.rs: deepseek.rs, kimi.rs; invokes.rs
 //!             in Python, marked_python.rs
 //! llama.rs    calls that are the whole reply
 //! pythonic.rs the same in Python, python.rs
@@ -27,18 +27,19 @@ mod call;
 mod deepseek;
 mod formats;
 mod function_names;
+mod gemma;
 mod glm;
-mod granite;
 mod harmony;
 mod hermes;
+mod invokes;
 mod json_end;
 mod kimi;
 mod llama;
 mod mark;
 mod marked_arguments;
 mod marked_block;
+mod marked_list;
 mod marked_python;
-mod minimax;
 mod mistral;
 mod parameter_types;
 mod pieces;

@@ -8,7 +8,14 @@ use super::*;
 use crate::{ChatTemplates, Conversation, PromptEnding};
 use inflight_config::{ReasoningFormat, ReplyParser, ToolCallFormat};
 
-const TOOL_CALLS: [ToolCallFormat; 13] = [
+const TOOL_CALLS: [ToolCallFormat; 20] = [
+    ToolCallFormat::Dsml,
+    ToolCallFormat::Hunyuan,
+    ToolCallFormat::Nemotron,
+    ToolCallFormat::Command,
+    ToolCallFormat::Apertus,
+    ToolCallFormat::Gemma4,
+    ToolCallFormat::FunctionGemma,
     ToolCallFormat::Lfm2,
     ToolCallFormat::Olmo3,
     ToolCallFormat::MiniMax,
@@ -24,7 +31,10 @@ const TOOL_CALLS: [ToolCallFormat; 13] = [
     ToolCallFormat::Harmony,
 ];
 
-const REASONING: [ReasoningFormat; 6] = [
+const REASONING: [ReasoningFormat; 9] = [
+    ReasoningFormat::Command,
+    ReasoningFormat::Apertus,
+    ReasoningFormat::Gemma4,
     ReasoningFormat::Think,
     ReasoningFormat::DeepSeekR1,
     ReasoningFormat::Mistral,
@@ -731,6 +741,16 @@ fn a_template_says_which_format_it_is_for() {
             ToolCallFormat::MiniMax,
         ),
         ("List of tools: <|tool_list_start|>[", ToolCallFormat::Lfm2),
+        ("<｜DSML｜function_calls>", ToolCallFormat::Dsml),
+        ("<tool_calls>[]</tool_calls>", ToolCallFormat::Hunyuan),
+        ("<TOOLCALL>[]</TOOLCALL>", ToolCallFormat::Nemotron),
+        ("<|START_ACTION|>[]<|END_ACTION|>", ToolCallFormat::Command),
+        ("<|tools_prefix|>", ToolCallFormat::Apertus),
+        (
+            "<|tool_call>call:{{ name }}{ }<tool_call|>",
+            ToolCallFormat::Gemma4,
+        ),
+        ("<start_function_call>call:", ToolCallFormat::FunctionGemma),
         (
             "within <function_calls></function_calls>",
             ToolCallFormat::Olmo3,
@@ -855,6 +875,7 @@ fn reply(format: &ReplyFormat) -> impl Strategy<Value = String> + use<> {
         "{\"name\": \"f\", \"arguments\": {\"a\": 1}}",
         "{\"name\": \"f\", \"parameters\": {}}",
         "[{\"name\": \"f\"}]",
+        "[{\"f\": {\"a\": 1}}]",
         "{\"name\": \"f\", ",
         "{",
         "}",
@@ -878,6 +899,9 @@ fn reply(format: &ReplyFormat) -> impl Strategy<Value = String> + use<> {
         "[f(",
         "f(a=1)",
         "f\">",
+        "a\" string=\"true\">",
+        "call:f{a:1,b:",
+        "call:f{}",
         "functions.f:0",
     ];
     let piece = prop_oneof![
@@ -953,13 +977,16 @@ fn rewrites_arguments(format: ToolCallFormat) -> bool {
         ToolCallFormat::QwenCoder
             | ToolCallFormat::Glm
             | ToolCallFormat::MiniMax
+            | ToolCallFormat::Dsml
+            | ToolCallFormat::Gemma4
+            | ToolCallFormat::FunctionGemma
             | ToolCallFormat::Pythonic
             | ToolCallFormat::Lfm2
             | ToolCallFormat::Olmo3
     )
 }
 
-/// Texts with a call, or two, in a format that has its arguments as JSON.
+/// Texts with a call, or two, in a format that has its arguments as JSON and gives them in pieces.
 fn call_in(format: ToolCallFormat, name: &str, arguments: &str) -> Vec<String> {
     let named = |key: &str| format!("{{\"name\": \"{name}\", \"{key}\": {arguments}}}");
     let object = named("arguments");
@@ -969,6 +996,12 @@ fn call_in(format: ToolCallFormat, name: &str, arguments: &str) -> Vec<String> {
             format!("<|tool_call|>[{object}]"),
             format!("<|tool_call|>[{object}, {object}]<|/tool_call|>"),
         ],
+        ToolCallFormat::Hunyuan => vec![format!("<tool_calls>[{object}, {object}]</tool_calls>")],
+        ToolCallFormat::Nemotron => vec![format!("<TOOLCALL>[{object}]</TOOLCALL>")],
+        ToolCallFormat::Command => vec![format!(
+            "<|START_ACTION|>[\n    {{\"tool_call_id\": \"0\", \"tool_name\": \"{name}\", \"parameters\": {arguments}}}\n]\
+             <|END_ACTION|>"
+        )],
         ToolCallFormat::Llama3 => vec![named("parameters"), format!("{object}; {object}")],
         ToolCallFormat::Mistral => vec![
             format!("[TOOL_CALLS] [{object}, {object}]"),
@@ -990,9 +1023,138 @@ fn call_in(format: ToolCallFormat, name: &str, arguments: &str) -> Vec<String> {
         ToolCallFormat::QwenCoder
         | ToolCallFormat::Glm
         | ToolCallFormat::MiniMax
+        | ToolCallFormat::Dsml
+        | ToolCallFormat::Apertus
+        | ToolCallFormat::Gemma4
+        | ToolCallFormat::FunctionGemma
         | ToolCallFormat::Pythonic
         | ToolCallFormat::Lfm2
         | ToolCallFormat::Olmo3 => Vec::new(),
+    }
+}
+
+#[test]
+fn lists_stand_between_the_marks_of_their_models() {
+    let object = |name: &str| format!(r#"{{"name": "{name}", "arguments": {{"a": [1, "x"]}}}}"#);
+    let both = [r#"f({"a": [1, "x"]})"#, r#"g({"a": [1, "x"]})"#];
+    let list = format!("[{},\n {}]", object("f"), object("g"));
+    let named = r#"[{"f": {"a": [1, "x"]}}, {"g": {"a": [1, "x"]}}]"#;
+    let by_cohere = list.replace("\"name\"", "\"tool_name\"");
+    let by_cohere = by_cohere.replace("\"arguments\"", "\"parameters\"");
+    for (format, open, list, close) in [
+        (
+            ToolCallFormat::Hunyuan,
+            "<tool_calls>",
+            &list[..],
+            "</tool_calls>",
+        ),
+        (ToolCallFormat::Nemotron, "<TOOLCALL>", &list, "</TOOLCALL>"),
+        (
+            ToolCallFormat::Command,
+            "<|START_ACTION|>",
+            &by_cohere,
+            "<|END_ACTION|>",
+        ),
+        (
+            ToolCallFormat::Apertus,
+            "<|tools_prefix|>",
+            named,
+            "<|tools_suffix|>",
+        ),
+    ] {
+        check_calls(format, &format!("Yes{open}{list}{close}"), "Yes", &both);
+        check_calls(format, &format!("{open}\n{list}\n{close}\n"), "", &both);
+        check_calls(format, &format!("{open}{list}"), "", &both);
+        check_content(format, &format!("{open}[1]{close}"));
+        check_content(format, &format!("{open}{{\"a\": 1}}{close}"));
+        check_content(format, &format!("{open}none{close}"));
+    }
+}
+
+#[test]
+fn commands_think_before_they_act() {
+    let format = ReplyFormat {
+        reasoning: Some(ReasoningFormat::Command),
+        tool_calls: Some(ToolCallFormat::Command),
+    };
+    let reply = "<|START_THINKING|>I ask.<|END_THINKING|><|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \
+                 \"tool_name\": \"f\", \"parameters\": {}}\n]<|END_ACTION|>";
+    let parts = parts(&format, reply);
+    assert_eq!((&parts.reasoning[..], &parts.content[..]), ("I ask.", ""));
+    assert_eq!(
+        (&parts.calls[0].name[..], &parts.calls[0].arguments[..]),
+        ("f", "{}")
+    );
+}
+
+#[test]
+fn gemma_has_texts_between_quotes_of_its_own() {
+    let text = r#"So.<|tool_call>call:weather{city:<|"|>New "York", {1}<|"|>,days:[1,2],now:true}<tool_call|>"#;
+    let call = r#"weather({"city":"New \"York\", {1}","days":[1,2],"now":true})"#;
+    check_calls(ToolCallFormat::Gemma4, text, "So.", &[call]);
+    let two = "<|tool_call>call:f{}<tool_call|><|tool_call>call:g{a:{b:1}}<tool_call|>";
+    check_calls(
+        ToolCallFormat::Gemma4,
+        two,
+        "",
+        &["f({})", r#"g({"a":{"b":1}})"#],
+    );
+    let older = "<start_function_call>call:f{city:<escape>Oslo<escape>, n:3}<end_function_call>";
+    let call = r#"f({"city":"Oslo","n":3})"#;
+    check_calls(ToolCallFormat::FunctionGemma, older, "", &[call]);
+    for text in [
+        "<|tool_call>call:f<tool_call|>",
+        "<|tool_call>call:f{a}<tool_call|>",
+        "<|tool_call>call:a b{}<tool_call|>",
+        "<|tool_call>f{}<tool_call|>",
+        r#"<|tool_call>call:f{a:<|"|>x}<tool_call|>"#,
+    ] {
+        check_content(ToolCallFormat::Gemma4, text);
+    }
+    let format = ReplyFormat {
+        reasoning: Some(ReasoningFormat::Gemma4),
+        tool_calls: Some(ToolCallFormat::Gemma4),
+    };
+    let parts = parts(
+        &format,
+        "<|channel>thought\nHm.\n<channel|><|tool_call>call:f{}<tool_call|>",
+    );
+    assert_eq!(
+        (&parts.reasoning[..], &parts.content[..], parts.calls.len()),
+        ("Hm.", "", 1)
+    );
+}
+
+#[test]
+fn dsml_says_which_arguments_are_texts() {
+    let call = |name: &str, arguments: &str| {
+        format!("<｜DSML｜invoke name=\"{name}\">\n{arguments}</｜DSML｜invoke>\n")
+    };
+    let argument = |name: &str, is_text: bool, value: &str| {
+        format!(
+            "<｜DSML｜parameter name=\"{name}\" string=\"{is_text}\">{value}</｜DSML｜parameter>\n"
+        )
+    };
+    let arguments = [
+        argument("a", true, "5"),
+        argument("b", false, "[1, 2]"),
+        argument("c", true, "x\n<y> \"z\""),
+    ];
+    let f = call("f", &arguments.concat());
+    let expected = r#"f({"a": "5", "b": [1, 2], "c": "x\n<y> \"z\""})"#;
+    for mark in ["function_calls", "tool_calls"] {
+        let text = format!(
+            "Yes\n<｜DSML｜{mark}>\n{f}{}</｜DSML｜{mark}>",
+            call("g", "")
+        );
+        check_calls(ToolCallFormat::Dsml, &text, "Yes\n", &[expected, "g({})"]);
+    }
+    let json = call("f", "{\"a\": 1}");
+    let text = format!("<｜DSML｜function_calls>\n{json}</｜DSML｜function_calls>");
+    check_calls(ToolCallFormat::Dsml, &text, "", &[r#"f({"a": 1})"#]);
+    for inside in ["", "f", "<｜DSML｜invoke name=\"f\">\nx</｜DSML｜invoke>"] {
+        let text = format!("<｜DSML｜function_calls>{inside}</｜DSML｜function_calls>");
+        check_content(ToolCallFormat::Dsml, &text);
     }
 }
 
@@ -1097,6 +1259,10 @@ fn a_text_waits_while_it_may_become_a_call() {
         (ToolCallFormat::Lfm2, "<|tool_call_start|>f"),
         (ToolCallFormat::Olmo3, "<function_calls>\n["),
         (ToolCallFormat::MiniMax, "<minimax:tool_call>\nf"),
+        (ToolCallFormat::Dsml, "<｜DSML｜tool_calls>f"),
+        (ToolCallFormat::Hunyuan, "<tool_calls>f"),
+        (ToolCallFormat::Gemma4, "<|tool_call>f"),
+        (ToolCallFormat::FunctionGemma, "<start_function_call>f"),
         (ToolCallFormat::Llama3, r#"{"name": "Ann"}"#),
         (ToolCallFormat::Llama3, "Yes"),
         (ToolCallFormat::Mistral, "[TOOL_CALLS]Then\n"),
