@@ -86,6 +86,11 @@ impl Body {
         self.fields.contains_key(name)
     }
 
+    /// Gives a field a value.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.fields.insert(name.to_owned(), value);
+    }
+
     /// Any value.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         // The order of what is left decides what is handed on, and an object's order means nothing.

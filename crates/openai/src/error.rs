@@ -271,7 +271,8 @@ impl Error {
         }
     }
 
-    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    /// An error of this status.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
             message: message.into(),

@@ -261,7 +261,7 @@ pub const RESPONSES: &[Field] = &[
     option("parallel_tool_calls", "as for `/v1/chat/completions`"),
     refused(
         "previous_response_id",
-        "send the items of the conversation as 'input': nothing is stored",
+        "with `--response-store`, the stored response that the request continues; otherwise send the items of the conversation as 'input': nothing is stored",
         |_| false,
     ),
     refused("prompt", "give 'input': nothing is stored", |_| false),
@@ -280,9 +280,11 @@ pub const RESPONSES: &[Field] = &[
         "service_tier",
         "there is one; `request_priority` orders requests",
     ),
-    refused("store", "give false: nothing is stored", |value| {
-        *value == json!(false)
-    }),
+    refused(
+        "store",
+        "with `--response-store`, whether the response is stored, by default true; otherwise give false: nothing is stored",
+        |value| *value == json!(false),
+    ),
     STREAM,
     ignored("stream_options", "events are not padded"),
     option(

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use axum::http::{HeaderMap, header};
+use sha2::{Digest, Sha256};
 
 use crate::Error;
 
@@ -12,6 +13,10 @@ use crate::Error;
 const API_KEY: &str = "x-api-key";
 /// The largest file of keys.
 const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Whose request it is: the hash of its key. All zeros where no client needs one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner(pub [u8; 32]);
 
 /// The keys that clients may have. Without any, no client needs one.
 #[derive(Clone, Debug, Default)]
@@ -46,13 +51,13 @@ impl Keys {
         Self(keys.map(str::to_owned).collect())
     }
 
-    /// Whether a request with these headers may be served.
+    /// Whose request has these headers.
     ///
     /// # Errors
     /// It has no key, or one that is none of these.
-    pub fn check(&self, headers: &HeaderMap) -> Result<(), Error> {
+    pub fn owner(&self, headers: &HeaderMap) -> Result<Owner, Error> {
         if self.0.is_empty() {
-            return Ok(());
+            return Ok(Owner::default());
         }
         let bearer = headers
             .get(header::AUTHORIZATION)
@@ -64,10 +69,13 @@ impl Keys {
                 "the request has no key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             ));
         }
-        match given.fold(false, |found, key| found | self.has(key)) {
-            true => Ok(()),
-            false => Err(Error::unauthorized("the key of the request is not known")),
-        }
+        let known = given.fold(None, |known, key| match self.has(key) {
+            true => Some(key),
+            false => known,
+        });
+        let key =
+            known.ok_or_else(|| Error::unauthorized("the key of the request is not known"))?;
+        Ok(Owner(Sha256::digest(key).into()))
     }
 
     fn has(&self, given: &[u8]) -> bool {
@@ -110,13 +118,14 @@ mod tests {
     #[test]
     fn a_request_needs_one_of_the_keys() {
         let keys = Keys::of("# team a\nsk-one\n\n sk-two \n");
-        for good in [
-            "Bearer sk-one",
-            "Bearer sk-two",
-            "bearer sk-one",
-            "BEARER  sk-one ",
+        let owner = |key: &str| Ok(Owner(Sha256::digest(key).into()));
+        for (good, key) in [
+            ("Bearer sk-one", "sk-one"),
+            ("Bearer sk-two", "sk-two"),
+            ("bearer sk-one", "sk-one"),
+            ("BEARER  sk-one ", "sk-one"),
         ] {
-            assert_eq!(keys.check(&headers(good)), Ok(()));
+            assert_eq!(keys.owner(&headers(good)), owner(key));
         }
         for bad in [
             "Bearer sk-on",
@@ -127,19 +136,23 @@ mod tests {
             "Basic sk-one",
         ] {
             assert_eq!(
-                keys.check(&headers(bad)).expect_err(bad).status.as_u16(),
+                keys.owner(&headers(bad)).expect_err(bad).status.as_u16(),
                 401
             );
         }
-        assert!(keys.check(&HeaderMap::new()).is_err());
+        assert!(keys.owner(&HeaderMap::new()).is_err());
         let with = |mut headers: HeaderMap, key| {
             headers.insert(API_KEY, HeaderValue::from_static(key));
             headers
         };
-        assert_eq!(keys.check(&with(HeaderMap::new(), "sk-two")), Ok(()));
-        assert_eq!(keys.check(&with(headers("Bearer other"), "sk-two")), Ok(()));
-        assert_eq!(keys.check(&with(headers("Bearer sk-one"), "other")), Ok(()));
-        assert!(keys.check(&with(headers("Bearer other"), "sk-")).is_err());
-        assert_eq!(Keys::default().check(&HeaderMap::new()), Ok(()));
+        let alone = with(HeaderMap::new(), "sk-two");
+        assert_eq!(keys.owner(&alone), owner("sk-two"));
+        let second = with(headers("Bearer other"), "sk-two");
+        assert_eq!(keys.owner(&second), owner("sk-two"));
+        let first = with(headers("Bearer sk-one"), "other");
+        assert_eq!(keys.owner(&first), owner("sk-one"));
+        assert!(keys.owner(&with(headers("Bearer other"), "sk-")).is_err());
+        let nobody = Keys::default().owner(&HeaderMap::new());
+        assert_eq!(nobody, Ok(Owner::default()));
     }
 }

@@ -22,6 +22,7 @@
 //! | `metrics.rs`, `triton_metrics.rs` | metrics of this server and of tritonserver |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `trace.rs` | traces that requests belong to |
+//! | `memory.rs` | stored responses |
 //! | `keys.rs`, `access_log.rs` | who may send requests; a line for each |
 //! | `page.rs`, `page.html` | the page at `/` |
 //! | `live.rs`, `step_file.rs` | the steps of the models as they happen; the files that they are read from |
@@ -51,6 +52,7 @@ pub mod listener;
 pub mod live;
 pub mod load;
 pub mod logprobs;
+pub mod memory;
 pub mod messages;
 pub mod metrics;
 pub mod models;

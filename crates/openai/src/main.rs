@@ -12,6 +12,7 @@ use inflight_openai::adapters::{Adapters, Place};
 use inflight_openai::keys::Keys;
 use inflight_openai::listener::{self, Service};
 use inflight_openai::live::Live;
+use inflight_openai::memory::{Bounds, Memory};
 use inflight_openai::origins::Origin;
 use inflight_openai::server::{Access, Limits, router};
 use inflight_openai::step_file::Source;
@@ -81,6 +82,16 @@ struct Options {
     /// certificate
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Stores responses of /v1/responses in this SQLite database, so that requests can continue them and ask for them
+    /// again [default: nothing is stored]
+    #[arg(long, value_name = "FILE")]
+    response_store: Option<PathBuf>,
+    /// The most bytes of stored responses and their inputs. The oldest ones make room
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, requires = "response_store")]
+    response_store_bytes: u64,
+    /// How long responses are stored
+    #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=36500), requires = "response_store")]
+    response_store_days: u64,
     /// Shows the steps of a model at /live, and on the page. PATH is the model's stats_file, on this machine. May be
     /// given several times
     #[arg(long, value_name = "[NAME=]PATH")]
@@ -139,6 +150,7 @@ async fn serve(options: &Options) -> Result<(), String> {
         max_body_time: request_timeout,
     };
     let keys = Arc::new(RwLock::new(read_keys(options)?));
+    let memory = open_memory(options)?;
     let live = Live::of(options.stats_file.clone())
         .map_err(|problem| format!("--stats-file {problem}"))?;
     let (address, port) = (options.address, options.port);
@@ -173,6 +185,7 @@ async fn serve(options: &Options) -> Result<(), String> {
             .triton_metrics
             .clone()
             .map(|address| TritonMetrics { address }),
+        memory,
         options: (!options.allow_options.is_empty()).then(|| options.allow_options.clone()),
     };
     let router = router(triton.clone(), adapters, limits, access, live, origins, log);
@@ -201,6 +214,22 @@ fn read_tls(options: &Options) -> Result<Option<TlsAcceptor>, String> {
             .map_err(|problem| format!("--tls-certificate, --tls-key: {problem}")),
         _ => Ok(None),
     }
+}
+
+/// The database of stored responses, if the options name one.
+fn open_memory(options: &Options) -> Result<Option<Memory>, String> {
+    let Some(path) = &options.response_store else {
+        return Ok(None);
+    };
+    let bounds = Bounds {
+        max_bytes: options.response_store_bytes,
+        max_age: Duration::from_secs(options.response_store_days * 24 * 60 * 60),
+        max_history_bytes: options.max_request_bytes,
+    };
+    let memory = Memory::open(path, bounds);
+    memory
+        .map(Some)
+        .map_err(|problem| format!("--response-store {problem}"))
 }
 
 /// The keys of clients.

@@ -9,6 +9,7 @@ use crate::endpoint::Endpoint;
 use crate::fields::{self, Field, RESPONSES};
 use crate::generation::Generation;
 use crate::items;
+use crate::memory::Keep;
 use crate::names::Words;
 use crate::sampling::MAX_CANDIDATES;
 
@@ -18,12 +19,29 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 const SHARED: [&str; 2] = ["seed", "stop"];
 
 /// A request for a response.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Responses {
     /// The same request as a conversation.
     pub chat: Chat,
     /// The fields of the request that a response repeats.
     pub repeated: Map<String, Value>,
+    /// Where the response will be kept, if it will.
+    pub keep: Option<Keep>,
+}
+
+impl Responses {
+    /// The request, which continues a stored response, or whose own will be kept.
+    pub fn remembered(mut self, previous: Option<String>, keep: Option<Keep>) -> Self {
+        let repeated = [
+            ("previous_response_id", json!(previous)),
+            ("store", json!(keep.is_some())),
+        ];
+        for (name, value) in repeated {
+            self.repeated.insert(name.to_owned(), value);
+        }
+        self.keep = keep;
+        self
+    }
 }
 
 impl Endpoint for Responses {
@@ -93,7 +111,11 @@ impl Endpoint for Responses {
             Value::Object(fields) => fields,
             _ => Map::new(),
         };
-        Ok(Self { chat, repeated })
+        Ok(Self {
+            chat,
+            repeated,
+            keep: None,
+        })
     }
 
     fn is_stream(&self) -> bool {
@@ -351,6 +373,10 @@ mod tests {
             }
         }
         let nothing = json!({"store": false, "previous_response_id": null, "truncation": "disabled", "include": []});
-        assert_eq!(read(nothing), read(json!({})));
+        let fields = |request: Result<Responses, Error>| {
+            let request = request.expect("sound");
+            (request.chat, request.repeated)
+        };
+        assert_eq!(fields(read(nothing)), fields(read(json!({}))));
     }
 }

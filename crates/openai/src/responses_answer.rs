@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::Answer;
 use crate::endpoint::{EndpointAnswer, ended};
 use crate::logprobs::{Token, from_text_on, tokens};
+use crate::memory::Keep;
 use crate::parts::{Part, Parts, Piece};
 use crate::responses::Responses;
 use crate::sse::{Chunks, named_event};
@@ -30,6 +31,7 @@ impl Responses {
             created_at: ids::now(),
             num_candidates: self.chat.logprobs.unwrap_or_default(),
             repeated: self.repeated,
+            keep: self.keep,
             counts: Counts::new(1, 1),
             output: Vec::new(),
             open: None,
@@ -46,6 +48,7 @@ pub struct ResponseEvents {
     id: String,
     created_at: u64,
     repeated: Map<String, Value>,
+    keep: Option<Keep>,
     /// How many candidates each token has.
     num_candidates: u32,
     counts: Counts,
@@ -190,6 +193,9 @@ impl Chunks for ResponseEvents {
             _ => "response.completed",
         };
         let response = self.response();
+        if let Some(keep) = &self.keep {
+            keep.keep(response.clone());
+        }
         self.event(name, json!({"response": response}), out);
     }
 

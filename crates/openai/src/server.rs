@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Extension, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -28,9 +28,10 @@ use crate::embeddings::{Embedding, Embeddings};
 use crate::endpoint::Endpoint;
 use crate::fields::{COMPLETIONS, DETOKENIZE, Field, TOKENIZE};
 use crate::generation::Generation;
-use crate::keys::Keys;
+use crate::keys::{Keys, Owner};
 use crate::live::Live;
 use crate::load::{Held, Load};
+use crate::memory::{Asked, Memory};
 use crate::metrics::{Traffic, aliases, counted, failed_models};
 use crate::models::{self, Model};
 use crate::names::Names;
@@ -72,6 +73,8 @@ pub struct Access {
     pub options: Option<Vec<String>>,
     /// The metrics of tritonserver. None without `--triton-metrics`.
     pub metrics: Option<TritonMetrics>,
+    /// Stored responses. None without `--response-store`.
+    pub memory: Option<Memory>,
 }
 
 /// How many inputs of a client's request, which may have more of them than a model has slots for, are in flight at a
@@ -97,6 +100,7 @@ impl Deref for Content {
 
 struct Server {
     metrics: Option<TritonMetrics>,
+    memory: Option<Memory>,
     traffic: Arc<Traffic>,
     /// The options that clients may send; `None` for all.
     options: Option<Vec<String>>,
@@ -123,6 +127,7 @@ pub fn router(
     let server = Server {
         options: access.options,
         metrics: access.metrics,
+        memory: access.memory,
         traffic: traffic.clone(),
         body_room: Arc::new(Semaphore::new(limits.max_body_bytes)),
         triton,
@@ -137,7 +142,12 @@ pub fn router(
         .route("/v1/models/{*name}", get(model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(reply::<Chat>))
-        .route("/v1/responses", post(reply::<Responses>))
+        .route("/v1/responses", post(respond))
+        .route(
+            "/v1/responses/{id}",
+            get(stored_response).delete(delete_response),
+        )
+        .route("/v1/responses/{id}/input_items", get(input_items))
         .route("/v1/messages", post(reply::<Messages>))
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/embeddings", post(pooled::<Embeddings>))
@@ -180,12 +190,14 @@ pub fn router(
 
 async fn with_key(
     State(keys): State<Arc<RwLock<Keys>>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Result<Response, Error> {
-    keys.read()
+    let owner = keys
+        .read()
         .unwrap_or_else(PoisonError::into_inner)
-        .check(request.headers())?;
+        .owner(request.headers())?;
+    request.extensions_mut().insert(owner);
     Ok(next.run(request).await)
 }
 
@@ -298,15 +310,72 @@ async fn reply<E: Endpoint>(
     let bytes = server.bytes(request).await?;
     let read = || E::read(server.body(&bytes, E::FIELDS)?, ids::random());
     let request = beside_streams(bytes.len(), read).await?;
-    let id = ids::id(E::ID);
-    let answers = || server.answers(triton, vec![request.generation(&id)]);
-    let answers = beside_streams(bytes.len(), answers).await?;
-    drop(bytes);
-    if request.is_stream() {
-        streamed(&id, answers, request.chunks(id.clone())).await
-    } else {
-        collected(&id, answers, |all| request.answer(id.clone(), all)).await
-    }
+    server.reply(triton, bytes, request).await
+}
+
+/// The response to items, and to what they continue.
+async fn respond(
+    State(server): State<Arc<Server>>,
+    Extension(owner): Extension<Owner>,
+    request: Request,
+) -> Result<Response, Error> {
+    let triton = server.triton_for(&request);
+    let (content, body) = server.content(request).await?;
+    let mut body = body.permitted(Responses::FIELDS, server.options.as_deref())?;
+    let Some(memory) = &server.memory else {
+        let read = || Responses::read(body, ids::random());
+        let request = beside_streams(content.len(), read).await?;
+        return server.reply(triton, content, request).await;
+    };
+    let asked = beside_streams(content.len(), || Asked::read(&mut body)).await?;
+    let history = memory.history(owner, &asked).await?;
+    let read = || {
+        asked.give_back(history, &mut body);
+        let request = Responses::read(body, ids::random())?;
+        let previous = asked.previous.clone();
+        let keep = memory.keep(owner, asked, content.len())?;
+        Ok(request.remembered(previous, keep))
+    };
+    let request = beside_streams(content.len(), read).await?;
+    server.reply(triton, content, request).await
+}
+
+async fn stored_response(
+    State(server): State<Arc<Server>>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+) -> Result<Response, Error> {
+    let response = server.memory()?.get(owner, id).await?;
+    Ok(json_response(&response))
+}
+
+async fn delete_response(
+    State(server): State<Arc<Server>>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+) -> Result<Response, Error> {
+    server.memory()?.delete(owner, id.clone()).await?;
+    Ok(json_response(
+        &json!({"id": id, "object": "response", "deleted": true}),
+    ))
+}
+
+/// The items of the request for a stored response, the last one first.
+async fn input_items(
+    State(server): State<Arc<Server>>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+) -> Result<Response, Error> {
+    let mut items = server.memory()?.input(owner, id).await?;
+    items.reverse();
+    let id_of = |item: Option<&Value>| item.and_then(|item| item.get("id")).cloned();
+    Ok(json_response(&json!({
+        "object": "list",
+        "first_id": id_of(items.first()),
+        "last_id": id_of(items.last()),
+        "has_more": false,
+        "data": items,
+    })))
 }
 
 /// The answer of a model that generates nothing.
@@ -476,6 +545,32 @@ impl Server {
             bytes.extend_from_slice(&part);
         }
         Ok(Content { bytes, _room: room })
+    }
+
+    /// The stored responses.
+    fn memory(&self) -> Result<&Memory, Error> {
+        self.memory.as_ref().ok_or_else(|| {
+            let problem = "nothing is stored: start the server with --response-store";
+            Error::new(StatusCode::NOT_FOUND, problem)
+        })
+    }
+
+    /// The answer to a conversation, whose body is in memory until it has been passed on.
+    async fn reply<E: Endpoint>(
+        &self,
+        triton: Triton,
+        content: Content,
+        request: E,
+    ) -> Result<Response, Error> {
+        let id = ids::id(E::ID);
+        let answers = || self.answers(triton, vec![request.generation(&id)]);
+        let answers = beside_streams(content.len(), answers).await?;
+        drop(content);
+        if request.is_stream() {
+            streamed(&id, answers, request.chunks(id.clone())).await
+        } else {
+            collected(&id, answers, |all| request.answer(id.clone(), all)).await
+        }
     }
 
     /// The body of a request, and its fields.
