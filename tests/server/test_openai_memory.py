@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from harness.conversations import REPLY, USER, WEATHER, add_calling_model
 from harness.front import Front, named_events_of
 from harness.repository import STORIES, add_model
-from harness.server import Server
+from harness.server import Server, assert_blocks_come_back
 
 PATH = "/v1/responses"
 TEXT = USER["content"]
@@ -101,6 +102,44 @@ def test_what_is_not_to_be_stored_is_not(front):
     assert front.call("GET", f"{PATH}/{response['id']}").status == 404
 
 
+def finished(front, response):
+    """A response in the background, when it is complete."""
+    for _ in range(600):
+        answer = front.call("GET", f"{PATH}/{response['id']}").json
+        if answer["status"] not in ("queued", "in_progress"):
+            return answer
+        time.sleep(0.1)
+    raise AssertionError(answer)
+
+
+def test_a_response_in_the_background_is_asked_for(front):
+    begun = front.post(PATH, **ASK, input=TEXT, background=True)
+    assert (begun["status"], begun["background"], begun["output"]) == ("queued", True, [])
+    done = finished(front, begun)
+    assert output(done) == output(front.post(PATH, **ASK, input=TEXT)) and done["background"] is True
+    again = front.post(PATH, **ASK, input="And?", previous_response_id=begun["id"])
+    assert again["status"] == "incomplete"
+
+
+def test_a_response_in_the_background_is_cancelled_or_deleted(server, front):
+    endless = {"model": "stories", "input": TEXT, "background": True, "ignore_eos": True, "max_output_tokens": 4000}
+    cancelled, deleted = (front.post(PATH, **endless) for _ in range(2))
+    answer = front.call("POST", f"{PATH}/{cancelled['id']}/cancel")
+    assert (answer.status, answer.json["status"]) == (200, "cancelled")
+    assert front.call("DELETE", f"{PATH}/{deleted['id']}").status == 200
+    assert_blocks_come_back(server, "stories")
+    assert front.call("GET", f"{PATH}/{cancelled['id']}").json["status"] == "cancelled"
+    assert front.call("GET", f"{PATH}/{deleted['id']}").status == 404
+    waited = front.post(PATH, **ASK, input=TEXT)
+    assert front.call("POST", f"{PATH}/{waited['id']}/cancel").status == 400
+
+
+def test_a_response_in_the_background_that_fails_says_so(front):
+    begun = front.post(PATH, model="tales", input=TEXT, background=True)
+    failed = finished(front, begun)
+    assert failed["status"] == "failed" and "'tales'" in failed["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "fields, param",
     [
@@ -108,7 +147,8 @@ def test_what_is_not_to_be_stored_is_not(front):
         ({"previous_response_id": 5}, "previous_response_id"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"background": True, "stream": True}, "stream"),
         ({"conversation": "conv-1"}, "conversation"),
     ],
 )

@@ -231,10 +231,13 @@ pub const RESPONSES: &[Field] = &[
     ),
     refused(
         "background",
-        "leave it out: a response is sent when it is complete, or streamed",
+        "with `--response-store`, whether the response is computed in the background and asked for by its id; otherwise leave it out",
         |value| *value == json!(false),
     ),
-    ignored("background_options", "`background` is refused"),
+    ignored(
+        "background_options",
+        "responses in the background wait for nothing else",
+    ),
     refused(
         "context_management",
         "leave it out, or shorten the input",

@@ -22,7 +22,7 @@
 //! | `metrics.rs`, `triton_metrics.rs` | metrics of this server and of tritonserver |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `trace.rs` | traces that requests belong to |
-//! | `memory.rs` | stored responses |
+//! | `memory.rs`, `background.rs` | stored responses, and responses that nobody waits for |
 //! | `keys.rs`, `access_log.rs` | who may send requests; a line for each |
 //! | `page.rs`, `page.html` | the page at `/` |
 //! | `live.rs`, `step_file.rs` | the steps of the models as they happen; the files that they are read from |
@@ -32,6 +32,7 @@ pub mod access_log;
 pub mod adapters;
 pub mod answer;
 pub mod anthropic;
+pub mod background;
 pub mod body;
 pub mod chat;
 pub mod chat_answer;

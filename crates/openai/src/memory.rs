@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A thread owns the database. It works on commands one after the other, so what is read is behind what was kept
-//! before.
+//! before. A response in the background is kept when it begins, and again when it ends.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -28,6 +28,8 @@ use crate::body::{Body, wrong};
 use crate::keys::Owner;
 use crate::{Error, ids};
 
+/// The status of a response in the background that is not complete.
+pub const QUEUED: &str = "queued";
 /// The version of the database's tables.
 const VERSION: i32 = 1;
 /// The most bytes that wait to be written. While there are more, requests that are to be kept are refused.
@@ -59,6 +61,8 @@ pub struct Asked {
     /// The response that it continues.
     pub previous: Option<String>,
     is_kept: bool,
+    /// Whether the response is computed in the background.
+    pub is_background: bool,
     input: Arc<Vec<Value>>,
 }
 
@@ -81,6 +85,8 @@ struct Row {
     /// The items of the request alone, as JSON.
     input: String,
     response: String,
+    /// Whether the response is computed in the background, and is not complete.
+    is_open: bool,
     created_at: u64,
 }
 
@@ -92,6 +98,7 @@ enum Command {
     Keep(Keep, Value),
     Get(Owner, String, Reply<Value>),
     Input(Owner, String, Reply<Vec<Value>>),
+    Replace(Owner, Value, Reply<()>),
     Delete(Owner, String, Reply<()>),
     History(Owner, String, Reply<Vec<Value>>),
 }
@@ -177,6 +184,15 @@ impl Memory {
         self.ask(|reply| Command::Input(owner, id, reply)).await
     }
 
+    /// Gives a response that is not complete its end.
+    ///
+    /// # Errors
+    /// The key has none of this id.
+    pub async fn replace(&self, owner: Owner, response: Value) -> Result<(), Error> {
+        self.ask(|reply| Command::Replace(owner, response, reply))
+            .await
+    }
+
     /// Deletes a response. Those that continue it cannot be continued any more.
     ///
     /// # Errors
@@ -210,6 +226,11 @@ impl Asked {
             Some(Value::Bool(flag)) => flag,
             Some(other) => return Err(wrong("store", &other, "true or false")),
         };
+        let is_background = body.flag("background")?;
+        if is_background && !is_kept {
+            let problem = "'background' needs 'store': true, so that the response can be asked for";
+            return Err(Error::field("background", problem));
+        }
         let input = match body.take("input") {
             Some(Value::String(text)) => {
                 vec![json!({"type": "message", "role": "user", "content": text})]
@@ -224,6 +245,7 @@ impl Asked {
         Ok(Self {
             previous,
             is_kept,
+            is_background,
             input: Arc::new(input),
         })
     }
@@ -250,6 +272,7 @@ impl Keep {
 
     fn row(&self, response: &Value) -> Row {
         Row {
+            is_open: is_open(response),
             id: response["id"].as_str().unwrap_or_default().to_owned(),
             owner: self.owner,
             previous: self.asked.previous.clone(),
@@ -275,10 +298,13 @@ struct Database {
 impl Database {
     fn open(path: &Path, bounds: Bounds) -> Result<Self, Box<dyn std::error::Error>> {
         let connection = Connection::open(path)?;
+        connection.busy_timeout(Duration::ZERO)?;
         // Another process that wrote the file would not be counted.
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
+        // The file may have triggers of whoever could write it.
+        connection.pragma_update(None, "trusted_schema", false)?;
         let version: i32 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
         let num_tables: u32 =
             connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
@@ -293,6 +319,7 @@ impl Database {
                      previous TEXT,
                      input TEXT NOT NULL,
                      response TEXT NOT NULL,
+                     is_open INTEGER NOT NULL,
                      created_at INTEGER NOT NULL
                  );
                  PRAGMA user_version = {VERSION};
@@ -305,6 +332,12 @@ impl Database {
                 );
             }
         }
+        let lost = json!({"code": "server_error", "message": "the server has ended before the response was complete"});
+        connection.execute(
+            "UPDATE responses SET is_open = 0, response = json_set(response, '$.status', 'failed', '$.error', json(?1))
+             WHERE is_open",
+            [lost.to_string()],
+        )?;
         let num_bytes = connection.query_row(
             "SELECT coalesce(sum(octet_length(input) + octet_length(response)), 0) FROM responses",
             [],
@@ -338,6 +371,9 @@ impl Database {
                 Command::Input(owner, id, reply) => {
                     let _ = reply.send(self.column("input", owner, &id).map(items));
                 }
+                Command::Replace(owner, response, reply) => {
+                    let _ = reply.send(self.replace(owner, &response));
+                }
                 Command::Delete(owner, id, reply) => {
                     let _ = reply.send(self.delete(owner, &id));
                 }
@@ -367,9 +403,28 @@ impl Database {
                 .execute("DELETE FROM responses WHERE number = ?1", [number])?;
             self.num_bytes -= num_bytes_of_first;
         }
+        // A response in the background is kept again at its end.
+        let before: Option<u64> = self
+            .connection
+            .query_row(
+                "DELETE FROM responses WHERE id = ?1 RETURNING octet_length(input) + octet_length(response)",
+                [&row.id],
+                |row| row.get(0),
+            )
+            .optional()?;
+        self.num_bytes -= before.unwrap_or(0);
         self.connection.execute(
-            "INSERT INTO responses (id, owner, previous, input, response, created_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-            params![row.id, row.owner.0, row.previous, row.input, row.response, row.created_at],
+            "INSERT INTO responses (id, owner, previous, input, response, is_open, created_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            params![
+                row.id,
+                row.owner.0,
+                row.previous,
+                row.input,
+                row.response,
+                row.is_open,
+                row.created_at
+            ],
         )?;
         self.num_bytes += num_bytes;
         Ok(())
@@ -395,6 +450,24 @@ impl Database {
             .optional()
             .map_err(|error| unreadable(&error))?;
         json_of(&found.ok_or_else(|| unknown(id))?)
+    }
+
+    fn replace(&mut self, owner: Owner, response: &Value) -> Result<(), Error> {
+        let id = response["id"].as_str().unwrap_or_default();
+        let values = params![id, owner.0, response.to_string()];
+        let query = "SELECT octet_length(?3) - octet_length(response) FROM responses WHERE id = ?1 AND owner = ?2";
+        let more: Option<i64> = self
+            .connection
+            .query_row(query, values, |row| row.get(0))
+            .optional()
+            .map_err(|error| unreadable(&error))?;
+        let more = more.ok_or_else(|| unknown(id))?;
+        let query = "UPDATE responses SET response = ?3, is_open = 0 WHERE id = ?1 AND owner = ?2";
+        self.connection
+            .execute(query, values)
+            .map_err(|error| unreadable(&error))?;
+        self.num_bytes = self.num_bytes.saturating_add_signed(more);
+        Ok(())
     }
 
     fn delete(&mut self, owner: Owner, id: &str) -> Result<(), Error> {
@@ -445,6 +518,13 @@ impl Database {
     fn oldest(&self) -> u64 {
         ids::now().saturating_sub(self.bounds.max_age.as_secs())
     }
+}
+
+/// Whether a response is not complete.
+pub fn is_open(response: &Value) -> bool {
+    [QUEUED, "in_progress"]
+        .iter()
+        .any(|status| response["status"] == *status)
 }
 
 fn items(value: Value) -> Vec<Value> {
@@ -501,6 +581,7 @@ mod tests {
             previous: previous.map(str::to_owned),
             input: json!([format!("in {id}")]).to_string(),
             response: json!({"id": id, "output": [format!("out {id}")]}).to_string(),
+            is_open: false,
             created_at: ids::now(),
         }
     }
@@ -567,6 +648,28 @@ mod tests {
     }
 
     #[test]
+    fn a_response_in_the_background_is_kept_twice() {
+        let mut database = database(bounds());
+        let of_status = |status: &str| Row {
+            response: json!({"id": "a", "status": status, "output": []}).to_string(),
+            is_open: status == QUEUED,
+            ..row("a", None)
+        };
+        for status in [QUEUED, "completed"] {
+            database.keep(&of_status(status)).expect("kept");
+            let found = database.column("response", ME, "a").expect("it is there");
+            assert_eq!(found["status"], status);
+            assert_eq!(database.num_bytes, of_status(status).num_bytes() as u64);
+        }
+        let cancelled = of_status("cancelled");
+        let response = json_of(&cancelled.response).expect("JSON");
+        assert_eq!(database.replace(ME, &response), Ok(()));
+        assert_eq!(database.column("response", ME, "a"), Ok(response.clone()));
+        assert_eq!(database.num_bytes, cancelled.num_bytes() as u64);
+        assert!(database.replace(Owner([2; 32]), &response).is_err());
+    }
+
+    #[test]
     fn a_long_history_is_refused() {
         let mut database = database(Bounds {
             max_history_bytes: 100,
@@ -598,9 +701,21 @@ mod tests {
             database.keep(&row("a", None)).expect("kept");
             assert!(Database::open(&path, bounds()).is_err(), "it is in use");
         }
-        let database = Database::open(&path, bounds()).expect("it is there");
+        let mut database = Database::open(&path, bounds()).expect("it is there");
         assert!(database.column("response", ME, "a").is_ok());
         assert_eq!(database.num_bytes, row("a", None).num_bytes() as u64);
+        let open = json!({"id": "b", "status": QUEUED, "output": []}).to_string();
+        let open = Row {
+            response: open,
+            is_open: true,
+            ..row("b", None)
+        };
+        database.keep(&open).expect("kept");
+        drop(database);
+        let database = Database::open(&path, bounds()).expect("it is there");
+        let lost = database.column("response", ME, "b").expect("it is there");
+        assert_eq!(lost["status"], "failed", "nobody computes it any more");
+        assert_eq!(lost["error"]["code"], "server_error");
         drop(database);
         let other = folder.join("other.db");
         let connection = Connection::open(&other).expect("new");

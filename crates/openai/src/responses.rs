@@ -9,7 +9,7 @@ use crate::endpoint::Endpoint;
 use crate::fields::{self, Field, RESPONSES};
 use crate::generation::Generation;
 use crate::items;
-use crate::memory::Keep;
+use crate::memory::{Asked, Keep};
 use crate::names::Words;
 use crate::sampling::MAX_CANDIDATES;
 
@@ -30,10 +30,11 @@ pub struct Responses {
 }
 
 impl Responses {
-    /// The request, which continues a stored response, or whose own will be kept.
-    pub fn remembered(mut self, previous: Option<String>, keep: Option<Keep>) -> Self {
+    /// The request, as far as stored responses concern it.
+    pub fn remembered(mut self, asked: &Asked, keep: Option<Keep>) -> Self {
         let repeated = [
-            ("previous_response_id", json!(previous)),
+            ("background", json!(asked.is_background)),
+            ("previous_response_id", json!(asked.previous)),
             ("store", json!(keep.is_some())),
         ];
         for (name, value) in repeated {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::Answer;
 use crate::endpoint::{EndpointAnswer, ended};
 use crate::logprobs::{Token, from_text_on, tokens};
-use crate::memory::Keep;
+use crate::memory::{Keep, QUEUED};
 use crate::parts::{Part, Parts, Piece};
 use crate::responses::Responses;
 use crate::sse::{Chunks, named_event};
@@ -25,6 +25,28 @@ impl EndpointAnswer for Responses {
 }
 
 impl Responses {
+    /// Computes the response in the background; returns it as it begins. It is kept now and when it is complete, or has
+    /// failed.
+    pub fn in_background(
+        self,
+        id: String,
+        answers: impl Future<Output = Result<Vec<Answer>, Error>> + Send + 'static,
+    ) -> (Value, impl Future<Output = ()> + Send + 'static) {
+        let mut events = self.events(id);
+        let mut response = events.response();
+        response["status"] = json!(QUEUED);
+        if let Some(keep) = &events.keep {
+            keep.keep(response.clone());
+        }
+        let work = async move {
+            match answers.await {
+                Ok(answers) => drop(ended(events, answers)),
+                Err(error) => events.fail(&error, &mut Vec::new()),
+            }
+        };
+        (response, work)
+    }
+
     fn events(self, id: String) -> ResponseEvents {
         ResponseEvents {
             id,
@@ -205,6 +227,9 @@ impl Chunks for ResponseEvents {
         let mut response = self.response();
         response["status"] = json!("failed");
         response["error"] = json!({"code": "server_error", "message": error.message});
+        if let Some(keep) = &self.keep {
+            keep.keep(response.clone());
+        }
         self.event("response.failed", json!({"response": response}), out);
     }
 

@@ -20,6 +20,7 @@ use crate::adapters::Adapters;
 use crate::answer::{Answer, Answers};
 use crate::anthropic::fields::COUNT_TOKENS;
 use crate::anthropic::request::Messages;
+use crate::background::Background;
 use crate::body::Body;
 use crate::chat::Chat;
 use crate::classes::{Classes, Classify};
@@ -31,7 +32,7 @@ use crate::generation::Generation;
 use crate::keys::{Keys, Owner};
 use crate::live::Live;
 use crate::load::{Held, Load};
-use crate::memory::{Asked, Memory};
+use crate::memory::{Asked, Memory, is_open};
 use crate::metrics::{Traffic, aliases, counted, failed_models};
 use crate::models::{self, Model};
 use crate::names::Names;
@@ -101,6 +102,7 @@ impl Deref for Content {
 struct Server {
     metrics: Option<TritonMetrics>,
     memory: Option<Memory>,
+    background: Background,
     traffic: Arc<Traffic>,
     /// The options that clients may send; `None` for all.
     options: Option<Vec<String>>,
@@ -128,6 +130,7 @@ pub fn router(
         options: access.options,
         metrics: access.metrics,
         memory: access.memory,
+        background: Background::default(),
         traffic: traffic.clone(),
         body_room: Arc::new(Semaphore::new(limits.max_body_bytes)),
         triton,
@@ -148,6 +151,7 @@ pub fn router(
             get(stored_response).delete(delete_response),
         )
         .route("/v1/responses/{id}/input_items", get(input_items))
+        .route("/v1/responses/{id}/cancel", post(cancel_response))
         .route("/v1/messages", post(reply::<Messages>))
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/embeddings", post(pooled::<Embeddings>))
@@ -332,12 +336,46 @@ async fn respond(
     let read = || {
         asked.give_back(history, &mut body);
         let request = Responses::read(body, ids::random())?;
-        let previous = asked.previous.clone();
-        let keep = memory.keep(owner, asked, content.len())?;
-        Ok(request.remembered(previous, keep))
+        let keep = memory.keep(owner, asked.clone(), content.len())?;
+        Ok(request.remembered(&asked, keep))
     };
     let request = beside_streams(content.len(), read).await?;
-    server.reply(triton, content, request).await
+    if !asked.is_background {
+        return server.reply(triton, content, request).await;
+    }
+    if request.is_stream() {
+        let problem = "a response in the background is no stream; leave out 'stream', and ask for it by its id";
+        return Err(Error::field("stream", problem));
+    }
+    let id = ids::id(Responses::ID);
+    let answers = server.answers(triton, vec![request.generation(&id)])?;
+    let (response, work) = request.in_background(id.clone(), answers.try_collect());
+    server.background.start(id.clone(), work);
+    Ok(identified(&id, json_response(&response)))
+}
+
+/// Stops the work on a response in the background.
+async fn cancel_response(
+    State(server): State<Arc<Server>>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+) -> Result<Response, Error> {
+    let memory = server.memory()?;
+    let mut response = memory.get(owner, id.clone()).await?;
+    if response["background"] != true {
+        let problem = format!("the response '{id}' is not in the background; close its connection");
+        return Err(Error::invalid(problem));
+    }
+    if is_open(&response) {
+        if server.background.stop(&id) {
+            response["status"] = json!("cancelled");
+            memory.replace(owner, response.clone()).await?;
+        } else {
+            // It has ended in the meantime.
+            response = memory.get(owner, id).await?;
+        }
+    }
+    Ok(json_response(&response))
 }
 
 async fn stored_response(
@@ -355,6 +393,7 @@ async fn delete_response(
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
     server.memory()?.delete(owner, id.clone()).await?;
+    server.background.stop(&id);
     Ok(json_response(
         &json!({"id": id, "object": "response", "deleted": true}),
     ))
