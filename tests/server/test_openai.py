@@ -296,6 +296,26 @@ def test_a_prompt_that_is_too_long_has_a_code_for_it(front):
         assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", field), error
 
 
+def test_models_are_loaded_and_unloaded_if_the_operator_allows_it(repository):
+    add_model(repository, "stories", checkpoint=STORIES)
+    completion = {"model": "stories", "prompt": "Once", "max_tokens": 4}
+    with Server(repository) as server, Front(server, "--allow-model-control") as front:
+        before = front.post("/v1/completions", **completion)["choices"]
+        answer = front.call("POST", "/v1/models/stories/unload")
+        assert (answer.status, answer.json) == (200, {"id": "stories", "object": "model", "is_loaded": False})
+        assert front.call("POST", "/v1/completions", completion).status == 404
+        for _ in range(2):
+            assert front.call("POST", "/v1/models/stories/load").json["is_loaded"] is True
+        assert front.post("/v1/completions", **completion)["choices"] == before
+        for verb in ("load", "unload"):
+            unknown = front.call("POST", f"/v1/models/tales/{verb}")
+            assert unknown.status == 404 and "'tales'" in unknown.json["error"]["message"], unknown
+        assert front.call("POST", "/v1/models/stories").status == 405
+        with Front(server) as other:
+            refused = other.call("POST", "/v1/models/stories/unload")
+            assert refused.status == 403 and "--allow-model-control" in refused.json["error"]["message"]
+
+
 def test_a_path_that_there_is_not_is_named(front):
     answer = front.call("GET", "/v1/fine-tunes")
     assert answer.status == 404 and "GET /v1/fine-tunes" in answer.json["error"]["message"]

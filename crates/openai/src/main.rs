@@ -82,6 +82,9 @@ struct Options {
     /// certificate
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Clients may load and unload models of a tritonserver with --model-control-mode=explicit
+    #[arg(long)]
+    allow_model_control: bool,
     /// Stores responses of /v1/responses in this SQLite database, so that requests can continue them and ask for them
     /// again [default: nothing is stored]
     #[arg(long, value_name = "FILE")]
@@ -186,6 +189,7 @@ async fn serve(options: &Options) -> Result<(), String> {
             .clone()
             .map(|address| TritonMetrics { address }),
         memory,
+        controls_models: options.allow_model_control,
         options: (!options.allow_options.is_empty()).then(|| options.allow_options.clone()),
     };
     let router = router(triton.clone(), adapters, limits, access, live, origins, log);

@@ -55,6 +55,18 @@ pub struct ModelIndex {
     pub state: String,
 }
 
+/// Loads a model of the repository, or unloads it.
+#[derive(Clone, PartialEq, Message)]
+pub struct RepositoryModelRequest {
+    /// The model's name.
+    #[prost(string, tag = "2")]
+    pub model_name: String,
+}
+
+/// Says that a model was loaded, or is being unloaded.
+#[derive(Clone, PartialEq, Message)]
+pub struct RepositoryModelResponse {}
+
 /// Asks for the configuration of a model.
 #[derive(Clone, PartialEq, Message)]
 pub struct ModelConfigRequest {

@@ -76,6 +76,8 @@ pub struct Access {
     pub metrics: Option<TritonMetrics>,
     /// Stored responses. None without `--response-store`.
     pub memory: Option<Memory>,
+    /// Whether clients may load and unload models.
+    pub controls_models: bool,
 }
 
 /// How many inputs of a client's request, which may have more of them than a model has slots for, are in flight at a
@@ -103,6 +105,7 @@ struct Server {
     metrics: Option<TritonMetrics>,
     memory: Option<Memory>,
     background: Background,
+    controls_models: bool,
     traffic: Arc<Traffic>,
     /// The options that clients may send; `None` for all.
     options: Option<Vec<String>>,
@@ -131,6 +134,7 @@ pub fn router(
         metrics: access.metrics,
         memory: access.memory,
         background: Background::default(),
+        controls_models: access.controls_models,
         traffic: traffic.clone(),
         body_room: Arc::new(Semaphore::new(limits.max_body_bytes)),
         triton,
@@ -142,7 +146,7 @@ pub fn router(
     let server = Arc::new(server);
     let router = Router::new()
         .route("/v1/models", get(list_models))
-        .route("/v1/models/{*name}", get(model))
+        .route("/v1/models/{*name}", get(model).post(control_model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(reply::<Chat>))
         .route("/v1/responses", post(respond))
@@ -278,6 +282,35 @@ async fn model(
         Some(model) => Ok(json_response(model)),
         None => Err(Error::unknown_model(&name)),
     }
+}
+
+/// Loads a model, or unloads it: `NAME/load`, `NAME/unload`.
+async fn control_model(
+    State(server): State<Arc<Server>>,
+    Path(path): Path<String>,
+    request: Request,
+) -> Result<Response, Error> {
+    let Some((name, verb @ ("load" | "unload"))) = path.rsplit_once('/') else {
+        let mut response = Error::wrong_method("POST", request.uri().path()).into_response();
+        let allowed = HeaderValue::from_static("GET,HEAD");
+        response.headers_mut().insert(header::ALLOW, allowed);
+        return Ok(response);
+    };
+    if !server.controls_models {
+        let problem = "models are loaded and unloaded only with --allow-model-control";
+        return Err(Error::new(StatusCode::FORBIDDEN, problem));
+    }
+    let triton = server.triton_for(&request);
+    if !triton.has_model(name).await? {
+        return Err(Error::unknown_model(name));
+    }
+    match verb {
+        "load" => triton.load(name).await?,
+        _ => triton.unload(name).await?,
+    }
+    Ok(json_response(
+        &json!({"id": name, "object": "model", "is_loaded": verb == "load"}),
+    ))
 }
 
 async fn completions(

@@ -27,8 +27,9 @@ use crate::names::Names;
 use crate::pooled::Output;
 use crate::protocol::{
     ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse,
-    ModelStreamInferResponse, RepositoryIndexRequest, RepositoryIndexResponse, SERVICE,
-    ServerReadyRequest, ServerReadyResponse,
+    ModelStreamInferResponse, RepositoryIndexRequest, RepositoryIndexResponse,
+    RepositoryModelRequest, RepositoryModelResponse, SERVICE, ServerReadyRequest,
+    ServerReadyResponse,
 };
 use crate::tokens::Read;
 use crate::trace::Trace;
@@ -128,12 +129,49 @@ impl Triton {
     /// # Errors
     /// There is no answer.
     pub async fn models(&self) -> Result<Vec<String>, Error> {
-        let request = RepositoryIndexRequest { ready: true };
-        let answer: RepositoryIndexResponse = self.call("RepositoryIndex", request, "").await?;
-        let mut names: Vec<_> = answer.models.into_iter().map(|model| model.name).collect();
+        let mut names = self.index(true).await?;
         names.sort();
         names.dedup();
         Ok(names)
+    }
+
+    /// Whether the repository has a model, loaded or not.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub async fn has_model(&self, model: &str) -> Result<bool, Error> {
+        Ok(self.index(false).await?.iter().any(|name| name == model))
+    }
+
+    /// The names of the models in the repository, or of those that are `ready`, once for each version.
+    async fn index(&self, ready: bool) -> Result<Vec<String>, Error> {
+        let request = RepositoryIndexRequest { ready };
+        let answer: RepositoryIndexResponse = self.call("RepositoryIndex", request, "").await?;
+        Ok(answer.models.into_iter().map(|model| model.name).collect())
+    }
+
+    /// Loads a model of the repository, which takes as long as reading its weights.
+    ///
+    /// # Errors
+    /// There is no such model, it cannot be loaded, or the server loads no models on demand.
+    pub async fn load(&self, model: &str) -> Result<(), Error> {
+        self.control("RepositoryModelLoad", model).await
+    }
+
+    /// Has a model unloaded when its requests have ended.
+    ///
+    /// # Errors
+    /// The server unloads no models on demand.
+    pub async fn unload(&self, model: &str) -> Result<(), Error> {
+        self.control("RepositoryModelUnload", model).await
+    }
+
+    async fn control(&self, method: &'static str, model: &str) -> Result<(), Error> {
+        let request = RepositoryModelRequest {
+            model_name: model.to_owned(),
+        };
+        let _: RepositoryModelResponse = self.call(method, request, model).await?;
+        Ok(())
     }
 
     /// The configuration of a model.
