@@ -296,6 +296,40 @@ def test_a_prompt_that_is_too_long_has_a_code_for_it(front):
         assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", field), error
 
 
+def test_a_key_has_its_own_limits_models_and_options(server, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text(
+        "sk-few requests=3\nsk-short tokens=10\nsk-other models=tales\nsk-plain options=min_p\nsk-all\n"
+        "sk-adapter models=stories:poet\n"
+    )
+    completion = {"model": "stories", "prompt": "Once", "max_tokens": 8}
+
+    def ask(key, path="/v1/completions", method="POST", **fields):
+        headers = {"Authorization": f"Bearer sk-{key}"}
+        body = {**completion, **fields} if method == "POST" else None
+        return front.call(method, path, body, headers)
+
+    with Front(server, f"--api-key-file={keys}") as front:
+        assert [ask("few").status for _ in range(4)] == [200, 200, 200, 429]
+        refused = ask("few")
+        assert 1 <= int(refused.headers["retry-after"]) <= 21 and "3 requests" in refused.json["error"]["message"]
+        assert ask("few", "/v1/models", "GET").status == 200, "only work is limited"
+        # What a request needs is known when it is done.
+        assert ask("short", max_tokens=30).status == 200
+        refused = ask("short")
+        assert refused.status == 429 and "10 tokens" in refused.json["error"]["message"], refused
+        assert int(refused.headers["retry-after"]) > 60
+        refused = ask("other")
+        assert (refused.status, refused.json["error"]["param"]) == (403, "model")
+        assert ask("other", "/v1/models", "GET").json["data"] == []
+        assert ask("other", "/v1/models/stories", "GET").status == 404
+        assert ask("other", "/tokenize", model=None, prompt="a").status == 403, "it names no model of its own"
+        assert ask("adapter").status == 403 and ask("adapter", lora_task_id=1).status == 403
+        assert ask("adapter", lora_name="poet").json["error"]["message"].count("may not use") == 0
+        assert ask("plain", min_p=0.1).status == 200 and ask("plain", top_k=3).status == 400
+        assert ask("all", top_k=3).status == 200
+
+
 def test_models_are_loaded_and_unloaded_if_the_operator_allows_it(repository):
     add_model(repository, "stories", checkpoint=STORIES)
     completion = {"model": "stories", "prompt": "Once", "max_tokens": 4}

@@ -2,9 +2,11 @@
 
 use std::ops::RangeInclusive;
 
+use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
 use crate::fields::{Fate, Field};
+use crate::rights::Rights;
 use crate::{Error, adapters};
 
 /// The options that name an adapter.
@@ -78,6 +80,37 @@ impl Body {
                 name,
                 format!("'{name}' is not among the options that this server takes; leave it out"),
             )),
+        }
+    }
+
+    /// Checks that a client may use the model, and the adapter.
+    ///
+    /// # Errors
+    /// The client has models of its own, and the request names none of them.
+    pub fn of_models(self, rights: &Rights) -> Result<Self, Error> {
+        if rights.has_all_models() {
+            return Ok(self);
+        }
+        let text = |name: &str| self.fields.get(name).and_then(Value::as_str);
+        let model = text("model").unwrap_or_default();
+        let name = match text("lora_name") {
+            Some(adapter) => format!("{model}:{adapter}"),
+            None => model.to_owned(),
+        };
+        // Weights, or numbers, of adapters that only the model's name permits.
+        let has_other = ["lora_task_id", "lora_weights"]
+            .iter()
+            .any(|name| self.has(name));
+        let name = if has_other { model } else { &name };
+        match rights.has_model(name) {
+            true => Ok(self),
+            false => Err(Error {
+                status: StatusCode::FORBIDDEN,
+                ..Error::field(
+                    "model",
+                    format!("the key may not use the model '{name}'; name one of its own"),
+                )
+            }),
         }
     }
 

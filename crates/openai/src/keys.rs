@@ -3,11 +3,14 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
 
 use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
 
 use crate::Error;
+use crate::rights::Rights;
 
 /// The header of Anthropic's clients.
 const API_KEY: &str = "x-api-key";
@@ -18,15 +21,31 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner(pub [u8; 32]);
 
+/// A client, as its key tells.
+#[derive(Clone, Debug, Default)]
+pub struct Client {
+    /// Whose requests it sends.
+    pub owner: Owner,
+    /// What it may do.
+    pub rights: Arc<Rights>,
+}
+
 /// The keys that clients may have. Without any, no client needs one.
 #[derive(Clone, Debug, Default)]
-pub struct Keys(Vec<String>);
+pub struct Keys(Vec<Key>);
+
+#[derive(Clone, Debug)]
+struct Key {
+    text: String,
+    rights: Arc<Rights>,
+}
 
 impl Keys {
-    /// The keys in a file, one a line. Empty lines, and those that begin with `#`, count for nothing.
+    /// The keys in a file, one a line, with its rights behind it ([`Rights::parse`]). Empty lines, and those that begin
+    /// with `#`, count for nothing.
     ///
     /// # Errors
-    /// The file cannot be read, is larger than 1 MiB, or has no key.
+    /// The file cannot be read, is larger than 1 MiB, has no key, or rights that are none.
     pub fn read(path: &Path) -> Result<Self, String> {
         let mut text = String::new();
         File::open(path)
@@ -38,26 +57,37 @@ impl Keys {
                 path.display()
             ));
         }
-        let keys = Self::of(&text);
+        let keys = Self::of(&text).map_err(|problem| format!("{}: {problem}", path.display()))?;
         match keys.0.is_empty() {
             true => Err(format!("{} has no key; write one a line", path.display())),
             false => Ok(keys),
         }
     }
 
-    fn of(text: &str) -> Self {
-        let lines = text.lines().map(str::trim);
-        let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-        Self(keys.map(str::to_owned).collect())
+    fn of(text: &str) -> Result<Self, String> {
+        let now = Instant::now();
+        let mut keys = Vec::new();
+        for (number, line) in (1..).zip(text.lines()) {
+            let mut words = line.split_whitespace();
+            if let Some(key) = words.next().filter(|key| !key.starts_with('#')) {
+                let rights = Rights::parse(words, now)
+                    .map_err(|problem| format!("line {number}: {problem}"))?;
+                keys.push(Key {
+                    text: key.to_owned(),
+                    rights: Arc::new(rights),
+                });
+            }
+        }
+        Ok(Self(keys))
     }
 
-    /// Whose request has these headers.
+    /// The client whose request has these headers.
     ///
     /// # Errors
     /// It has no key, or one that is none of these.
-    pub fn owner(&self, headers: &HeaderMap) -> Result<Owner, Error> {
+    pub fn client(&self, headers: &HeaderMap) -> Result<Client, Error> {
         if self.0.is_empty() {
-            return Ok(Owner::default());
+            return Ok(Client::default());
         }
         let bearer = headers
             .get(header::AUTHORIZATION)
@@ -69,20 +99,22 @@ impl Keys {
                 "the request has no key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             ));
         }
-        let known = given.fold(None, |known, key| match self.has(key) {
-            true => Some(key),
-            false => known,
-        });
+        let known = given.fold(None, |known, key| self.find(key).or(known));
         let key =
             known.ok_or_else(|| Error::unauthorized("the key of the request is not known"))?;
-        Ok(Owner(Sha256::digest(key).into()))
+        Ok(Client {
+            owner: Owner(Sha256::digest(&key.text).into()),
+            rights: key.rights.clone(),
+        })
     }
 
-    fn has(&self, given: &[u8]) -> bool {
+    fn find(&self, given: &[u8]) -> Option<&Key> {
         // All are compared, so that the time tells nothing.
-        self.0
-            .iter()
-            .fold(false, |found, key| found | equal(key.as_bytes(), given))
+        let keys = self.0.iter();
+        keys.fold(None, |found, key| match equal(key.text.as_bytes(), given) {
+            true => Some(key),
+            false => found,
+        })
     }
 }
 
@@ -117,15 +149,16 @@ mod tests {
 
     #[test]
     fn a_request_needs_one_of_the_keys() {
-        let keys = Keys::of("# team a\nsk-one\n\n sk-two \n");
-        let owner = |key: &str| Ok(Owner(Sha256::digest(key).into()));
+        let keys = Keys::of("# team a\nsk-one\n\n sk-two requests=1 \n").expect("sound");
+        let owner = |key: &str| Owner(Sha256::digest(key).into());
+        let of = |headers: &HeaderMap| keys.client(headers).expect("known").owner;
         for (good, key) in [
             ("Bearer sk-one", "sk-one"),
             ("Bearer sk-two", "sk-two"),
             ("bearer sk-one", "sk-one"),
             ("BEARER  sk-one ", "sk-one"),
         ] {
-            assert_eq!(keys.owner(&headers(good)), owner(key));
+            assert_eq!(of(&headers(good)), owner(key));
         }
         for bad in [
             "Bearer sk-on",
@@ -136,23 +169,28 @@ mod tests {
             "Basic sk-one",
         ] {
             assert_eq!(
-                keys.owner(&headers(bad)).expect_err(bad).status.as_u16(),
+                keys.client(&headers(bad)).expect_err(bad).status.as_u16(),
                 401
             );
         }
-        assert!(keys.owner(&HeaderMap::new()).is_err());
+        assert!(keys.client(&HeaderMap::new()).is_err());
         let with = |mut headers: HeaderMap, key| {
             headers.insert(API_KEY, HeaderValue::from_static(key));
             headers
         };
         let alone = with(HeaderMap::new(), "sk-two");
-        assert_eq!(keys.owner(&alone), owner("sk-two"));
+        assert_eq!(of(&alone), owner("sk-two"));
         let second = with(headers("Bearer other"), "sk-two");
-        assert_eq!(keys.owner(&second), owner("sk-two"));
+        assert_eq!(of(&second), owner("sk-two"));
         let first = with(headers("Bearer sk-one"), "other");
-        assert_eq!(keys.owner(&first), owner("sk-one"));
-        assert!(keys.owner(&with(headers("Bearer other"), "sk-")).is_err());
-        let nobody = Keys::default().owner(&HeaderMap::new());
-        assert_eq!(nobody, Ok(Owner::default()));
+        assert_eq!(of(&first), owner("sk-one"));
+        assert!(keys.client(&with(headers("Bearer other"), "sk-")).is_err());
+        let nobody = Keys::default().client(&HeaderMap::new());
+        assert_eq!(nobody.expect("no key is needed").owner, Owner::default());
+    }
+    #[test]
+    fn a_line_with_wrong_rights_is_named() {
+        let error = Keys::of("sk-one\nsk-two speed=9").expect_err("no such right");
+        assert!(error.starts_with("line 2: 'speed=9'"), "{error}");
     }
 }

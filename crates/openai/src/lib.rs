@@ -23,7 +23,7 @@
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `trace.rs` | traces that requests belong to |
 //! | `memory.rs`, `background.rs` | stored responses, and responses that nobody waits for |
-//! | `keys.rs`, `access_log.rs` | who may send requests; a line for each |
+//! | `keys.rs`, `rights.rs`, `access_log.rs` | who may send requests, how many and for what; a line for each |
 //! | `page.rs`, `page.html` | the page at `/` |
 //! | `live.rs`, `step_file.rs` | the steps of the models as they happen; the files that they are read from |
 //! | `error.rs` | errors in OpenAI's form |
@@ -66,6 +66,7 @@ pub mod protocol;
 pub mod rerank;
 pub mod responses;
 pub mod responses_answer;
+pub mod rights;
 pub mod sampling;
 pub mod scores;
 pub mod server;

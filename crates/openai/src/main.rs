@@ -78,8 +78,8 @@ struct Options {
     /// A PEM file with the private key of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// A file with the keys of clients, one a line [default: clients need none]. SIGHUP reads it again, and the
-    /// certificate
+    /// A file with the keys of clients, one a line, with what each may do [default: clients need none]. SIGHUP reads it
+    /// again, and the certificate
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Clients may load and unload models of a tritonserver with --model-control-mode=explicit

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -29,7 +29,7 @@ use crate::embeddings::{Embedding, Embeddings};
 use crate::endpoint::Endpoint;
 use crate::fields::{COMPLETIONS, DETOKENIZE, Field, TOKENIZE};
 use crate::generation::Generation;
-use crate::keys::{Keys, Owner};
+use crate::keys::{Client, Keys};
 use crate::live::Live;
 use crate::load::{Held, Load};
 use crate::memory::{Asked, Memory, is_open};
@@ -89,6 +89,7 @@ const LARGE_BODY_BYTES: usize = 64 << 10;
 
 /// The body of a request, and its place among those in flight.
 struct Content {
+    client: Client,
     bytes: Vec<u8>,
     _room: Option<OwnedSemaphorePermit>,
 }
@@ -201,11 +202,19 @@ async fn with_key(
     mut request: Request,
     next: Next,
 ) -> Result<Response, Error> {
-    let owner = keys
+    let client = keys
         .read()
         .unwrap_or_else(PoisonError::into_inner)
-        .owner(request.headers())?;
-    request.extensions_mut().insert(owner);
+        .client(request.headers())?;
+    if request.method() == Method::POST
+        && let Err((error, wait)) = client.rights.admit(Instant::now())
+    {
+        let mut response = error.into_response();
+        let seconds = HeaderValue::from(wait.as_secs() + 1);
+        response.headers_mut().insert(header::RETRY_AFTER, seconds);
+        return Ok(response);
+    }
+    request.extensions_mut().insert(client);
     Ok(next.run(request).await)
 }
 
@@ -255,10 +264,11 @@ async fn version() -> Response {
 
 async fn list_models(
     State(server): State<Arc<Server>>,
+    Extension(client): Extension<Client>,
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Response, Error> {
-    let models = server.models().await?;
+    let models = server.models(&client).await?;
     Ok(json_response(
         &match anthropic::errors::is_of_client(uri.path(), &headers) {
             true => anthropic::models::list(&models),
@@ -269,11 +279,12 @@ async fn list_models(
 
 async fn model(
     State(server): State<Arc<Server>>,
+    Extension(client): Extension<Client>,
     Path(name): Path<String>,
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Response, Error> {
-    let models = server.models().await?;
+    let models = server.models(&client).await?;
     let models = models["data"].as_array();
     match models.and_then(|models| models.iter().find(|model| model["id"] == name)) {
         Some(model) if anthropic::errors::is_of_client(uri.path(), &headers) => {
@@ -296,8 +307,8 @@ async fn control_model(
         response.headers_mut().insert(header::ALLOW, allowed);
         return Ok(response);
     };
-    if !server.controls_models {
-        let problem = "models are loaded and unloaded only with --allow-model-control";
+    if !server.controls_models || !client_of(&request).rights.has_model(name) {
+        let problem = "models are loaded and unloaded only with --allow-model-control, by keys that may use them";
         return Err(Error::new(StatusCode::FORBIDDEN, problem));
     }
     let triton = server.triton_for(&request);
@@ -353,18 +364,19 @@ async fn reply<E: Endpoint>(
 /// The response to items, and to what they continue.
 async fn respond(
     State(server): State<Arc<Server>>,
-    Extension(owner): Extension<Owner>,
+    Extension(client): Extension<Client>,
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let (content, body) = server.content(request).await?;
-    let mut body = body.permitted(Responses::FIELDS, server.options.as_deref())?;
+    let mut body = server.permitted(body, Responses::FIELDS, &client)?;
     let Some(memory) = &server.memory else {
         let read = || Responses::read(body, ids::random());
         let request = beside_streams(content.len(), read).await?;
         return server.reply(triton, content, request).await;
     };
     let asked = beside_streams(content.len(), || Asked::read(&mut body)).await?;
+    let owner = client.owner;
     let history = memory.history(owner, &asked).await?;
     let read = || {
         asked.give_back(history, &mut body);
@@ -390,10 +402,10 @@ async fn respond(
 /// Stops the work on a response in the background.
 async fn cancel_response(
     State(server): State<Arc<Server>>,
-    Extension(owner): Extension<Owner>,
+    Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    let memory = server.memory()?;
+    let (memory, owner) = (server.memory()?, client.owner);
     let mut response = memory.get(owner, id.clone()).await?;
     if response["background"] != true {
         let problem = format!("the response '{id}' is not in the background; close its connection");
@@ -413,19 +425,19 @@ async fn cancel_response(
 
 async fn stored_response(
     State(server): State<Arc<Server>>,
-    Extension(owner): Extension<Owner>,
+    Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    let response = server.memory()?.get(owner, id).await?;
+    let response = server.memory()?.get(client.owner, id).await?;
     Ok(json_response(&response))
 }
 
 async fn delete_response(
     State(server): State<Arc<Server>>,
-    Extension(owner): Extension<Owner>,
+    Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    server.memory()?.delete(owner, id.clone()).await?;
+    server.memory()?.delete(client.owner, id.clone()).await?;
     server.background.stop(&id);
     Ok(json_response(
         &json!({"id": id, "object": "response", "deleted": true}),
@@ -435,10 +447,10 @@ async fn delete_response(
 /// The items of the request for a stored response, the last one first.
 async fn input_items(
     State(server): State<Arc<Server>>,
-    Extension(owner): Extension<Owner>,
+    Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    let mut items = server.memory()?.input(owner, id).await?;
+    let mut items = server.memory()?.input(client.owner, id).await?;
     items.reverse();
     let id_of = |item: Option<&Value>| item.and_then(|item| item.get("id")).cloned();
     Ok(json_response(&json!({
@@ -560,9 +572,15 @@ async fn wrong_method(method: Method, uri: Uri) -> Error {
 }
 
 impl Server {
-    /// The fields of a request.
-    fn body(&self, bytes: &[u8], fields: &[Field]) -> Result<Body, Error> {
-        Body::parse(bytes)?.permitted(fields, self.options.as_deref())
+    /// The fields of a request, which its client may use.
+    fn body(&self, content: &Content, fields: &[Field]) -> Result<Body, Error> {
+        self.permitted(Body::parse(content)?, fields, &content.client)
+    }
+
+    /// The fields, if the client may use them.
+    fn permitted(&self, body: Body, fields: &[Field], client: &Client) -> Result<Body, Error> {
+        let options = client.rights.options().or(self.options.as_deref());
+        body.of_models(&client.rights)?.permitted(fields, options)
     }
 
     /// The models of these names.
@@ -576,17 +594,22 @@ impl Server {
         models.collect().await
     }
 
-    /// The models that are ready, and their adapters.
-    async fn models(&self) -> Result<Value, Error> {
+    /// The models that are ready, and their adapters, as far as a client may use them.
+    async fn models(&self, client: &Client) -> Result<Value, Error> {
         let models = self.models_of(self.triton.models().await?).await;
         let adapters = self.adapters.clone();
         // They are files.
         let adapters = tokio::task::spawn_blocking(move || adapters.names()).await;
-        Ok(models::list(
-            &models,
-            &adapters.unwrap_or_default(),
-            self.started,
-        ))
+        let mut list = models::list(&models, &adapters.unwrap_or_default(), self.started);
+        if let Value::Array(models) = &mut list["data"] {
+            let is_allowed = |model: &Value| {
+                model["id"]
+                    .as_str()
+                    .is_some_and(|id| client.rights.has_model(id))
+            };
+            models.retain(is_allowed);
+        }
+        Ok(list)
     }
 
     /// The body of a request.
@@ -598,6 +621,7 @@ impl Server {
 
     async fn bytes_at_last(&self, request: Request) -> Result<Content, Error> {
         let max_bytes = self.limits.max_request_bytes;
+        let client = client_of(&request);
         let mut bytes = Vec::new();
         let mut room: Option<OwnedSemaphorePermit> = None;
         let mut parts = request.into_body().into_data_stream();
@@ -616,7 +640,11 @@ impl Server {
             }
             bytes.extend_from_slice(&part);
         }
-        Ok(Content { bytes, _room: room })
+        Ok(Content {
+            client,
+            bytes,
+            _room: room,
+        })
     }
 
     /// The stored responses.
@@ -660,7 +688,7 @@ impl Server {
         content: Content,
         body: Body,
     ) -> Result<Response, Error> {
-        let read = || P::read(body.permitted(P::FIELDS, self.options.as_deref())?);
+        let read = || P::read(self.permitted(body, P::FIELDS, &content.client)?);
         let request = beside_streams(content.len(), read).await?;
         let texts = request.texts();
         let model = match texts.model() {
@@ -682,7 +710,8 @@ impl Server {
 
     /// The server behind this one, for what a request asks of it.
     fn triton_for(&self, request: &Request) -> Triton {
-        self.triton.within(Trace::of(request.headers()))
+        let trace = Trace::of(request.headers());
+        self.triton.within(trace, client_of(request).rights)
     }
 
     /// Has a model read a prompt.
@@ -753,6 +782,12 @@ impl Server {
         let held = self.load.hold(num_requests);
         held.ok_or_else(|| Error::busy(max_requests))
     }
+}
+
+/// The client that a request comes from.
+fn client_of(request: &Request) -> Client {
+    let client = request.extensions().get::<Client>();
+    client.cloned().unwrap_or_default()
 }
 
 /// The only one of the models that a request may mean.

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use axum::http::uri::PathAndQuery;
@@ -31,6 +31,7 @@ use crate::protocol::{
     RepositoryModelRequest, RepositoryModelResponse, SERVICE, ServerReadyRequest,
     ServerReadyResponse,
 };
+use crate::rights::Rights;
 use crate::tokens::Read;
 use crate::trace::Trace;
 
@@ -53,6 +54,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Triton {
     grpc: Grpc<Channel>,
     trace: Trace,
+    /// Of the key that requests are for.
+    rights: Arc<Rights>,
     /// Room for requests that run to their end without a client.
     left: Arc<Semaphore>,
 }
@@ -63,6 +66,9 @@ pub struct Replies {
     names: Names,
     call: Call,
     ends: Ends,
+    rights: Arc<Rights>,
+    /// The tokens so far, for which the key was charged.
+    num_charged: u32,
     /// Stops the request.
     stop: Option<Box<(Triton, ModelInferRequest)>>,
     /// The request's place among those in flight, until the model is done with it.
@@ -101,15 +107,17 @@ impl Triton {
         Ok(Self {
             grpc: grpc.max_decoding_message_size(MAX_RESPONSE_BYTES),
             trace: Trace::default(),
+            rights: Arc::default(),
             left: Arc::new(Semaphore::new(MAX_LEFT as usize)),
         })
     }
 
-    /// The same server, for requests of a trace.
-    pub fn within(&self, trace: Trace) -> Self {
+    /// A handle on this server for requests of a trace, whose tokens count for a key.
+    pub fn within(&self, trace: Trace, rights: Arc<Rights>) -> Self {
         Self {
             grpc: self.grpc.clone(),
             trace,
+            rights,
             left: self.left.clone(),
         }
     }
@@ -194,6 +202,8 @@ impl Triton {
             stop: Some(Box::new((self.clone(), generation.stop_message()))),
             call: Call::Starting(self.clone().infer(generation.into_message()).boxed()),
             ends: Ends::default(),
+            rights: self.rights.clone(),
+            num_charged: 0,
             place: None,
         }
     }
@@ -273,7 +283,11 @@ impl Triton {
         let model = message.model_name.clone();
         let response = self.call("ModelInfer", message, &model).await;
         match response {
-            Ok(response) => O::read(&response),
+            Ok(response) => {
+                let output = O::read(&response)?;
+                self.rights.charge(output.num_tokens(), Instant::now);
+                Ok(output)
+            }
             // A model with several responses to a request, as those that generate text have.
             Err(error) if error.status == StatusCode::NOT_IMPLEMENTED || lacks_output(&error) => {
                 Err(Error::not_of_task(&model, O::TASK))
@@ -367,13 +381,25 @@ impl Stream for Replies {
             self.place = None;
         }
         Poll::Ready(next.map(|response| match response {
-            Ok(response) => Reply::read(&response).map(|reply| self.ends.once(reply)),
+            Ok(response) => Reply::read(&response).map(|reply| {
+                self.charge(&reply);
+                self.ends.once(reply)
+            }),
             Err(status) => Err(self.names.apply(text_refusal(&status, &self.model))),
         }))
     }
 }
 
 impl Replies {
+    /// Charges the key for the tokens that are new.
+    fn charge(&mut self, reply: &Reply) {
+        let num_output_tokens: u32 = reply.rows.iter().map(|row| row.num_tokens).sum();
+        let num_tokens = reply.num_prompt_tokens + num_output_tokens;
+        let num_new = num_tokens.saturating_sub(self.num_charged);
+        self.rights.charge(num_new, Instant::now);
+        self.num_charged += num_new;
+    }
+
     /// Holds `place` until the model is done with the request, even if the client leaves.
     pub fn holding(self, place: Arc<Held>) -> Self {
         let mut replies = self;
