@@ -137,7 +137,7 @@ pub const WITHOUT_ATTENTION: [&str; 2] = ["mamba", "falcon-mamba"];
 pub const WITH_GATES: [Family; 1] = [("afmoe", &[])];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [Family; 15] = [
+pub const ON_CPUS: [Family; 16] = [
     ("gemma4", &[30, 17, 40, 7, 24]),
     ("gemma4-moe", &[]),
     ("llama4", &[]),
@@ -153,6 +153,7 @@ pub const ON_CPUS: [Family; 15] = [
     ("mimo-v2", &[30, 7, 17, 24]),
     ("step3p5", &[]),
     ("persimmon", &[17, 30]),
+    ("longcat-flash", &[30, 7, 17, 24]),
 ];
 
 /// Families whose queries see what an indexer selects, and so have no windows, of [`ON_CPUS`].

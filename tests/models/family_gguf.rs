@@ -183,7 +183,7 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know them, makes a llama of them (Mistral, InternLM 3,
 /// IQuest-Coder), or the backend does not read the file.
-const WITHOUT_FILE: [&str; 31] = [
+const WITHOUT_FILE: [&str; 32] = [
     "AXK1ForCausalLM",
     "BambaForCausalLM",
     "BioGptForCausalLM",
@@ -205,6 +205,7 @@ const WITHOUT_FILE: [&str; 31] = [
     "Kolibri1ForCausalLM",
     "LaraMiniForCausalLM",
     "Lfm3ForCausalLM",
+    "LongcatFlashForCausalLM",
     "MellumForCausalLM",
     "MinistralForCausalLM",
     "Mistral4ForCausalLM",

@@ -8,7 +8,7 @@ use crate::families::{WITH_INDEXERS, reusable_families};
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 41] = [
+const WITH_GROUPS: [&str; 42] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -50,6 +50,7 @@ const WITH_GROUPS: [&str; 41] = [
     "mimo-v2",
     "step3p5",
     "persimmon",
+    "longcat-flash",
 ];
 
 /// Few tokens a step, so that contexts have chunks, and small blocks.

@@ -348,6 +348,7 @@ agree! {
     kolibri_1_agrees_with_transformers: "kolibri1",
     laguna_agrees_with_transformers: "laguna",
     mimo_v2_agrees_with_transformers: "mimo-v2",
+    longcat_flash_agrees_with_transformers: "longcat-flash",
     persimmon_agrees_with_transformers: "persimmon",
     step_3_5_agrees_with_transformers: "step3p5",
     step_3_7_agrees_with_transformers: "step3p7",
@@ -473,6 +474,7 @@ fn the_reference_device_agrees_with_transformers() {
         "mimo-v2",
         "step3p5",
         "persimmon",
+        "longcat-flash",
         "lara-mini",
     ] {
         reference_agrees_with_transformers(name);

@@ -21,8 +21,8 @@ ON_GPU = {
 FIXTURES = ROOT / "tests" / "fixtures"
 # Models with operations that only CPUs compute.
 ON_CPUS = (
-    "bitnet", "dbrx", "deepseek-v32", "gemma3n", "gemma4", "glm-moe-dsa", "laguna", "llama4", "mimo-v2", "mistral4",
-    "mpt-clip", "nanochat", "olmo-clip", "persimmon", "step3p",
+    "bitnet", "dbrx", "deepseek-v32", "gemma3n", "gemma4", "glm-moe-dsa", "laguna", "llama4", "longcat-flash", "mimo-v2",
+    "mistral4", "mpt-clip", "nanochat", "olmo-clip", "persimmon", "step3p",
 )
 CHECKPOINTS = sorted({file.parent.name for file in FIXTURES.glob("*/config.json") if not file.parent.name.startswith(ON_CPUS)})
 WITH_EXPERTS = {name for name in CHECKPOINTS if "_experts" in (FIXTURES / name / "config.json").read_text()}

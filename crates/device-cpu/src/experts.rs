@@ -52,7 +52,7 @@ pub struct ExpertRows {
 /// Rows that are computed together.
 struct Chunk {
     max_rows: usize,
-    /// For each expert, the rows that have it, as a place in the sorted order.
+    /// For each expert with weights, the rows that have it, as a place in the sorted order.
     segments: Vec<Segment>,
     /// For each expert, the next free place in the sorted order.
     next: Vec<usize>,
@@ -131,37 +131,37 @@ impl ExpertRows {
         })
     }
 
+    /// Experts with weights that were chosen for a row.
     pub(super) fn num_touched(&self) -> usize {
-        let Routing {
-            num_experts,
-            num_chosen,
-            ..
-        } = self.shape.routing;
-        let mut is_touched = vec![false; num_experts];
-        for &expert in &self.experts[..self.num_routed * num_chosen] {
+        let routing = &self.shape.routing;
+        let mut is_touched = vec![false; routing.num_experts];
+        for &expert in &self.experts[..self.num_routed * routing.num_chosen] {
             is_touched[expert as usize] = true;
         }
         is_touched
             .into_iter()
+            .take(routing.num_computed_experts())
             .filter(|&is_touched| is_touched)
             .count()
     }
 }
 
 impl Chunk {
-    /// Sorts the experts of rows, `[rows, num_chosen]`.
-    fn sort(&mut self, experts: &[u32], num_chosen: usize) {
+    /// Sorts the experts of rows, `[rows, num_chosen]`, of which the first `num_computed` have weights. Returns the
+    /// places of these.
+    fn sort(&mut self, experts: &[u32], num_chosen: usize, num_computed: usize) -> usize {
         self.next.fill(0);
         for &expert in experts {
             self.next[expert as usize] += 1;
         }
         self.segments.clear();
-        let mut start = 0;
+        let (mut start, mut num_places) = (0, 0);
         for (matrix, next) in self.next.iter_mut().enumerate() {
             let rows = start..start + *next;
             *next = start;
             start = rows.end;
-            if !rows.is_empty() {
+            if !rows.is_empty() && matrix < num_computed {
+                num_places = rows.end;
                 self.segments.push(Segment { matrix, rows });
             }
         }
@@ -171,6 +171,7 @@ impl Chunk {
             *place = *next as u32;
             *next += 1;
         }
+        num_places
     }
 }
 
@@ -226,7 +227,7 @@ impl Cpu {
         let num_chosen = experts.chosen.len();
         assert!(
             num_rows <= rows.num_routed
-                && (num_chosen == 0 || num_chosen == rows.shape.routing.num_experts)
+                && (num_chosen == 0 || num_chosen == rows.shape.routing.num_computed_experts())
         );
         let max_rows = rows.chunk.max_rows;
         for start in (0..num_rows).step_by(max_rows) {
@@ -252,26 +253,34 @@ impl Cpu {
         output: Output,
         out: &mut [f32],
     ) {
-        let hidden = all.shape.hidden_size;
+        let (hidden, routing) = (all.shape.hidden_size, all.shape.routing);
         // The width inside may be that of a tile.
         let (num_chosen, expert_size) = match experts.chosen.first() {
-            Some(expert) => (all.shape.routing.num_chosen, expert.down.matrix.k()),
+            Some(expert) => (routing.num_chosen, expert.down.matrix.k()),
             None => (0, 0),
         };
+        assert!(
+            routing.num_zero_experts == 0 || expert_size == all.shape.expert_size,
+            "what is added once is in no tile"
+        );
         let (num_rows, num_places) = (rows.len(), rows.len() * num_chosen);
         let pairs = rows.start * num_chosen..rows.end * num_chosen;
         let chunk = &mut all.chunk;
-        chunk.sort(&all.experts[pairs.clone()], num_chosen);
+        let num_computed = routing.num_computed_experts();
+        let num_computed = chunk.sort(&all.experts[pairs.clone()], num_chosen, num_computed);
         let sorted_x = &mut chunk.x[..num_places * hidden];
         let weights = &all.weights[pairs.clone()];
         let places = &chunk.places[..num_places];
-        let of_inputs = all.shape.routing.rule == RoutingRule::WeightedInputs;
+        let of_inputs = routing.rule == RoutingRule::WeightedInputs;
         match of_inputs {
             true => self.gather_weighted(x, (places, weights), hidden, sorted_x),
             false => self.gather(x, &chunk.sorted[..num_places], hidden, sorted_x),
         }
-        let inner = &mut chunk.inner[..num_places * expert_size];
+        let inner = &mut chunk.inner[..num_computed * expert_size];
         let sums = &mut chunk.sums[..num_places * hidden];
+        let (sorted_x, inputs) = sorted_x.split_at(num_computed * hidden);
+        let (of_computed, of_zero) = sums.split_at_mut(num_computed * hidden);
+        inputs.convert_to_f32_slice(of_zero);
         let (of, gating) = (&experts.chosen, experts.gating);
         let (segments, up) = (&chunk.segments, |expert: usize| &of[expert].gate_up);
         match gating {
@@ -283,7 +292,7 @@ impl Cpu {
                 self.gemm_gated_segments(sorted_x, segments, up, gating, inner);
             }
         }
-        self.gemm_segments(inner, segments, |expert| &of[expert].down, sums);
+        self.gemm_segments(inner, segments, |expert| &of[expert].down, of_computed);
         let shared_sums = &mut chunk.shared_sums[..if experts.shared.is_some() {
             num_rows * hidden
         } else {
@@ -639,6 +648,7 @@ mod tests {
     fn routing(num_experts: usize, num_chosen: usize, has_shared_gate: bool) -> Routing {
         Routing {
             num_experts,
+            num_zero_experts: 0,
             num_chosen,
             rule: RoutingRule::Softmax {
                 is_normalised: true,
@@ -927,7 +937,7 @@ mod tests {
         let mut all = Vec::new();
         for (row, x) in x.chunks(HIDDEN).enumerate() {
             let mut total = vec![0.0; HIDDEN];
-            let mut add = |x: &[bf16], expert: &Expert<Cpu>, gating: Gating, weight: f32| {
+            let mut add = |total: &mut [f32], x: &[bf16], expert: &Expert<Cpu>, gating, weight| {
                 let (gate_up, down) = (&expert.gate_up, &expert.down);
                 let mut inner = vec![bf16::NAN; INNER];
                 let bias = gate_up.bias.as_deref();
@@ -940,19 +950,25 @@ mod tests {
                 }
             };
             for rank in row * num_chosen..(row + 1) * num_chosen {
-                let expert = &experts.chosen[rows.experts[rank] as usize];
                 let weight = rows.weights[rank];
+                let Some(expert) = experts.chosen.get(rows.experts[rank] as usize) else {
+                    for (total, x) in total.iter_mut().zip(x) {
+                        *total += weight * x.to_f32();
+                    }
+                    continue;
+                };
                 match routing.rule == RoutingRule::WeightedInputs {
                     true => {
                         let weighted = x.iter().map(|x| bf16::from_f32(x.to_f32() * weight));
                         let weighted: Vec<_> = weighted.collect();
-                        add(&weighted, expert, experts.gating, 1.0);
+                        add(&mut total, &weighted, expert, experts.gating, 1.0);
                     }
-                    false => add(x, expert, experts.gating, weight),
+                    false => add(&mut total, x, expert, experts.gating, weight),
                 }
             }
             if let Some(shared) = &experts.shared {
-                add(x, shared, experts.shared_gating, rows.shared_weights[row]);
+                let weight = rows.shared_weights[row];
+                add(&mut total, x, shared, experts.shared_gating, weight);
             }
             all.extend(total);
         }
@@ -970,13 +986,15 @@ mod tests {
                 limit: 0.5,
             };
             let plain = Gating::Plain(Activation::SquaredRelu);
-            for (m, has_shared, has_bias, gating, of_inputs) in [
-                (1, true, false, product, false),
-                (3, false, true, clamped, false),
-                (300, true, true, product, false),
-                (70, true, false, product, true),
-                (1, true, true, plain, false),
-                (60, true, false, plain, false),
+            for (m, has_shared, has_bias, gating, of_inputs, num_zero) in [
+                (1, true, false, product, false, 0),
+                (3, false, true, clamped, false, 0),
+                (300, true, true, product, false, 0),
+                (70, true, false, product, true, 0),
+                (1, true, true, plain, false, 0),
+                (60, true, false, plain, false, 0),
+                (1, false, false, product, false, 2),
+                (65, false, false, product, false, 3),
             ] {
                 let mut one = cpu(simd, 1);
                 let mut expert = || expert(&mut one, bits, &mut rng, has_bias, gating.has_gate());
@@ -987,7 +1005,7 @@ mod tests {
                 let experts = Experts {
                     gating,
                     shared_gating,
-                    chosen: (0..7).map(|_| expert()).collect(),
+                    chosen: (num_zero..7).map(|_| expert()).collect(),
                     shared: has_shared.then(expert),
                 };
                 let shape = MixtureShape {
@@ -996,7 +1014,10 @@ mod tests {
                             rule: RoutingRule::WeightedInputs,
                             ..routing(7, 3, false)
                         },
-                        false => routing(7, 3, has_shared),
+                        false => Routing {
+                            num_zero_experts: num_zero,
+                            ..routing(7, 3, has_shared)
+                        },
                     },
                     hidden_size: HIDDEN,
                     expert_size: INNER,

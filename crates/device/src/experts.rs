@@ -14,6 +14,9 @@
 pub struct Routing {
     /// Experts to choose from.
     pub num_experts: usize,
+    /// The last ones of these, which have no weights: they return their input (LongCat Flash). Only on devices with
+    /// [layer inputs](super::Device::LAYER_INPUTS).
+    pub num_zero_experts: usize,
     /// Experts of a token: at least one, and no more than there are.
     pub num_chosen: usize,
     /// How they are chosen, and what they weigh.
@@ -91,5 +94,10 @@ impl Routing {
     /// Logits of a token.
     pub fn num_logits(&self) -> usize {
         self.num_experts + usize::from(self.has_shared_gate)
+    }
+
+    /// Experts with weights.
+    pub fn num_computed_experts(&self) -> usize {
+        self.num_experts - self.num_zero_experts
     }
 }

@@ -94,10 +94,10 @@ struct Plane {
     indexer_keys: Vec<f32>,
 }
 
-/// The experts of rows: index and weight of each, by rank, and the weight of the shared expert; and whether inputs have
-/// the weights.
+/// The experts of rows: index and weight of each, by rank, and the weight of the shared expert; whether inputs have the
+/// weights; and how many of the first experts have weights.
 #[derive(Default)]
-pub struct ExpertRows(Vec<(Vec<(usize, f64)>, f64)>, bool);
+pub struct ExpertRows(Vec<(Vec<(usize, f64)>, f64)>, bool, usize);
 
 /// A step.
 pub struct Step<'a> {
@@ -721,6 +721,7 @@ impl Ops for Reference {
     ) {
         rows.0.clear();
         rows.1 = routing.rule == RoutingRule::WeightedInputs;
+        rows.2 = routing.num_computed_experts();
         for row in 0..num_rows {
             let (logits, rest) = logits.row(row).split_at(routing.num_experts);
             if let RoutingRule::Grouped(rule) = routing.rule {
@@ -772,7 +773,11 @@ impl Ops for Reference {
         out: &mut Rows,
     ) {
         for (row, (chosen, shared_weight)) in rows.0[..num_rows].iter().enumerate() {
-            let mut totals = vec![0.0; out.width];
+            let (chosen, without_weights): (Vec<_>, Vec<_>) =
+                chosen.iter().partition(|(expert, _)| *expert < rows.2);
+            let weight: f64 = without_weights.iter().map(|(_, weight)| weight).sum();
+            let x_of_row = x.row(row).iter();
+            let mut totals: Vec<_> = x_of_row.map(|&x| weight * exact(x)).collect();
             let chosen = chosen.iter().map(|&(expert, weight)| {
                 let weights = if rows.1 { [weight, 1.0] } else { [1.0, weight] };
                 (&experts.chosen[expert], experts.gating, weights)
@@ -811,7 +816,8 @@ impl Ops for Reference {
 
     fn num_touched_experts(&self, rows: &ExpertRows) -> usize {
         let chosen = rows.0.iter().flat_map(|(chosen, _)| chosen);
-        let experts: BTreeSet<_> = chosen.map(|(expert, _)| expert).collect();
+        let experts = chosen.map(|(expert, _)| expert);
+        let experts: BTreeSet<_> = experts.filter(|&&expert| expert < rows.2).collect();
         experts.len()
     }
 

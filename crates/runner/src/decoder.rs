@@ -424,6 +424,11 @@ impl<D: Device> Decoder<D> {
                 if let Some(streams) = &mut self.streams {
                     streams.keep_rows(run.device, step);
                 }
+                if self.ends_shortcut(index)
+                    && let Some(experts_block) = &mut self.experts_block
+                {
+                    experts_block.keep_rows(run.device, step);
+                }
                 run.adapters = inputs.kept_adapters;
             }
             self.end_layer(run, index, num_rows, keeps_rows);
@@ -732,6 +737,13 @@ impl<D: Device> Decoder<D> {
         }
     }
 
+    /// Whether the layer before one has begun a shortcut.
+    fn ends_shortcut(&self, index: usize) -> bool {
+        let before = index.checked_sub(1);
+        let before = before.and_then(|before| self.weights.layers[before].experts_block.as_ref());
+        before.is_some_and(|block| block.norms.is_none())
+    }
+
     /// Adds the results of both blocks to the residual stream, and leaves the input of the next layer or of the output
     /// layer.
     fn end_layer<P: Probe>(
@@ -741,6 +753,7 @@ impl<D: Device> Decoder<D> {
         num_rows: usize,
         has_kept_rows: bool,
     ) {
+        let ends_shortcut = self.ends_shortcut(index);
         let Weights { layers, head, .. } = &self.weights;
         let layer = &layers[index];
         let LayerAttention {
@@ -806,6 +819,9 @@ impl<D: Device> Decoder<D> {
                     return residual.norm(run, num_rows, next);
                 }
                 residual.add(run, Operation::O, num_rows, (attended, o), after, before);
+                if ends_shortcut && let Some(experts_block) = &self.experts_block {
+                    experts_block.end_shortcut(run, num_rows, residual);
+                }
                 if let (Some(([_, norm], ops)), FeedForwardWeights::Dense(dense)) =
                     (inner_norms, weights)
                 {
@@ -940,6 +956,10 @@ impl<D: Device> MixtureBuffers<D> {
             rows: device.alloc_expert_rows(max_rows, shape)?,
         })
     }
+
+    fn parts(&mut self) -> (&Routing, &mut D::Sums, &mut D::ExpertRows) {
+        (&self.routing, &mut self.logits, &mut self.rows)
+    }
 }
 
 /// Adds the result of a feed-forward block or of experts to the residual stream, with what is computed beside it, and
@@ -957,19 +977,22 @@ fn add_feed_forward<D: Device, P: Probe>(
 ) {
     match (weights, mixture) {
         (FeedForwardWeights::Dense(dense), mixture) => {
+            let (mut beside, mut mixture) = (beside, mixture);
+            if let Some((block, buffers)) = beside.take_if(|(block, _)| block.norms.is_none())
+                && let Some(mixture) = mixture.as_deref_mut()
+            {
+                buffers.begin_shortcut(run, num_rows, residual, block, mixture.parts());
+            }
             feed_forward_up(run, num_rows, residual, dense, inner);
             let down = (&*inner, &dense.down);
+            let beside =
+                beside.and_then(|(block, buffers)| Some((block, block.norms.as_ref()?, buffers)));
             match beside.zip(mixture) {
                 None => residual.add(run, Operation::Down, num_rows, down, after, next),
-                Some(((beside, buffers), mixture)) => {
-                    let MixtureBuffers {
-                        routing,
-                        logits,
-                        rows,
-                    } = mixture;
-                    let mixture = (&*routing, logits, rows);
-                    let norms = [after, next];
-                    buffers.add(run, num_rows, residual, down, beside, mixture, norms);
+                Some(((beside, of_experts, buffers), mixture)) => {
+                    let (block, norms) = ((beside, of_experts), [after, next]);
+                    let mixture = mixture.parts();
+                    buffers.add(run, num_rows, residual, down, block, mixture, norms);
                 }
             }
         }
@@ -982,12 +1005,8 @@ fn add_feed_forward<D: Device, P: Probe>(
             },
             Some(mixture),
         ) => {
-            let MixtureBuffers {
-                routing,
-                logits,
-                rows,
-            } = mixture;
-            let rule = (&*routing, correction.as_ref());
+            let (routing, logits, rows) = mixture.parts();
+            let rule = (routing, correction.as_ref());
             run.route(num_rows, residual.normed(), router, rule, logits, rows);
             let num_chosen = routing.num_chosen;
             let (experts, chosen) = ((experts, *scale), (rows, num_chosen));

@@ -1,8 +1,17 @@
-//! Experts beside a feed-forward block, with norms of their own (Gemma 4).
+//! Experts beside a feed-forward block.
+//!
+//! With norms of their own (Gemma 4):
 //!
 //! ```text
 //! sums      dense_after(down(inner)) + after(experts(before(hidden)))     chosen by router(norm(hidden) * router_scale)
 //! hidden    += the feed-forward block's norm of the sums
+//! ```
+//!
+//! As a shortcut (LongCat Flash; Cai et al., arXiv:2404.05019):
+//!
+//! ```text
+//! sums      experts(normed)          of what the feed-forward block reads
+//! hidden    += sums                  behind the attention of the next layer
 //! ```
 
 use super::feed_forward_weights::{FeedForwardSource, FeedForwardWeights, find_experts};
@@ -11,7 +20,7 @@ use super::model_tensors::ModelTensors;
 use super::packer::Packer;
 use super::probe::{Operation, Probe};
 use super::residual::{Probed, ResidualStream};
-use super::spec::{ExpertsBlock, ModelSpec, Module};
+use super::spec::{ExpertsBlock, ExpertsNorms, ModelSpec, Module};
 use super::summed::Summed;
 use inflight_base::LoadError;
 use inflight_checkpoint::Tensor;
@@ -20,6 +29,11 @@ use inflight_device::{Device, Experts, LayerInputOps, Linear, Routing};
 /// The weights, not yet read.
 pub(super) struct ExpertsBlockSource<'a> {
     pub(super) experts: FeedForwardSource<'a>,
+    norms: Option<ExpertsNormsSource<'a>>,
+}
+
+/// The weights of norms, not yet read.
+struct ExpertsNormsSource<'a> {
     router_scale: Tensor<'a>,
     expert_scales: Tensor<'a>,
     dense_after: NormSource<'a>,
@@ -30,9 +44,17 @@ pub(super) struct ExpertsBlockSource<'a> {
 /// The weights.
 pub(super) struct ExpertsBlockWeights<D: Device> {
     router: Linear<D>,
+    /// The corrections of the scores of experts.
+    correction: Option<D::Vector>,
     experts: Summed<D, Experts<D>>,
+    /// `None`: they are a shortcut.
+    pub(super) norms: Option<ExpertsNormsWeights<D>>,
+}
+
+/// The weights of norms.
+pub(super) struct ExpertsNormsWeights<D: Device> {
     /// The norm of the router's input, whose weights are the router's scale divided by the root of the hidden size.
-    router_norm: NormWeights<D>,
+    router: NormWeights<D>,
     /// The factors of the weights of experts, `[num_experts]`.
     expert_scales: D::Vector,
     dense_after: NormWeights<D>,
@@ -58,18 +80,11 @@ impl<'a> ExpertsBlockSource<'a> {
         model: &ModelSpec,
         block: &ExpertsBlock,
     ) -> Result<Self, LoadError> {
-        let parameter = |name, len| tensors.parameter(Module::of_layer(layer, name), len);
-        let norm = |name| {
-            let module = Module::of_layer(layer, name);
-            NormSource::find(tensors, &model.norm, module, model.hidden_size)
-        };
+        let num_experts = block.experts.routing.num_experts;
+        let find = |norms| ExpertsNormsSource::find(tensors, layer, model, num_experts, norms);
         Ok(Self {
             experts: find_experts(tensors, layer, &block.experts)?,
-            router_scale: parameter(block.router_scale, model.hidden_size)?,
-            expert_scales: parameter(block.expert_scales, block.experts.routing.num_experts)?,
-            dense_after: norm(block.dense_after)?,
-            before: norm(block.before)?,
-            after: norm(block.after)?,
+            norms: block.norms.as_ref().map(find).transpose()?,
         })
     }
 
@@ -90,16 +105,55 @@ impl<'a> ExpertsBlockSource<'a> {
         packer: &mut Packer<'_, D>,
     ) -> Result<ExpertsBlockWeights<D>, LoadError> {
         let FeedForwardWeights::Experts {
-            router, experts, ..
+            router,
+            correction,
+            experts,
+            ..
         } = self.experts.load(packer, None)?
         else {
             unreachable!("they are experts")
         };
-        let root = (self.router_scale.columns() as f32).sqrt();
         Ok(ExpertsBlockWeights {
             router,
+            correction,
             experts,
-            router_norm: NormWeights {
+            norms: match self.norms {
+                Some(norms) => Some(norms.load(packer)?),
+                None => None,
+            },
+        })
+    }
+}
+
+impl<'a> ExpertsNormsSource<'a> {
+    fn find(
+        tensors: &ModelTensors<'a>,
+        layer: usize,
+        model: &ModelSpec,
+        num_experts: usize,
+        norms: &ExpertsNorms,
+    ) -> Result<Self, LoadError> {
+        let parameter = |name, len| tensors.parameter(Module::of_layer(layer, name), len);
+        let norm = |name| {
+            let module = Module::of_layer(layer, name);
+            NormSource::find(tensors, &model.norm, module, model.hidden_size)
+        };
+        Ok(Self {
+            router_scale: parameter(norms.router_scale, model.hidden_size)?,
+            expert_scales: parameter(norms.expert_scales, num_experts)?,
+            dense_after: norm(norms.dense_after)?,
+            before: norm(norms.before)?,
+            after: norm(norms.after)?,
+        })
+    }
+
+    fn load<D: Device>(
+        self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<ExpertsNormsWeights<D>, LoadError> {
+        let root = (self.router_scale.columns() as f32).sqrt();
+        Ok(ExpertsNormsWeights {
+            router: NormWeights {
                 weight: packer.upload_mapped(&self.router_scale, |scale| scale / root)?,
                 bias: None,
             },
@@ -112,6 +166,19 @@ impl<'a> ExpertsBlockSource<'a> {
 }
 
 impl<D: Device> ExpertsBlockWeights<D> {
+    /// Chooses the experts of rows.
+    fn route<'m, P: Probe>(
+        &self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        x: &D::Inputs,
+        (routing, logits, rows): (&'m Routing, &mut D::Sums, &'m mut D::ExpertRows),
+    ) -> (&'m Routing, &'m mut D::ExpertRows) {
+        let rule = (routing, self.correction.as_ref());
+        run.route(num_rows, x, &self.router, rule, logits, rows);
+        (routing, rows)
+    }
+
     /// Its matrices, in the order in which they were packed.
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear<D>> {
         let experts = self.experts.parts().flat_map(|experts| {
@@ -141,45 +208,61 @@ impl<D: Device> ExpertsBlockBuffers<D> {
         Ok(Some(Self { ops, sums }))
     }
 
-    /// Adds the results of a feed-forward block, whose inside is `inner`, and of the experts beside it to the residual
-    /// stream, and leaves the input of what follows.
+    /// Adds the results of a feed-forward block, whose inside is `inner`, and of the experts beside it, which have
+    /// norms, to the residual stream, and leaves the input of what follows.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     pub(super) fn add<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         num_rows: usize,
         residual: &mut ResidualStream<D>,
-        (inner, down): (&D::Inputs, &SummedLinear<D>),
-        block: &ExpertsBlockWeights<D>,
-        (routing, logits, rows): (&Routing, &mut D::Sums, &mut D::ExpertRows),
+        down: (&D::Inputs, &SummedLinear<D>),
+        (block, norms): (&ExpertsBlockWeights<D>, &ExpertsNormsWeights<D>),
+        mixture: (&Routing, &mut D::Sums, &mut D::ExpertRows),
         [after, next]: [Option<&NormWeights<D>>; 2],
     ) {
         let (ops, sums) = (self.ops, &mut self.sums);
         ops.clear(run.device, num_rows, sums);
-        let dense_after = Some(&block.dense_after);
-        residual.sum_to(
-            run,
-            Operation::Down,
-            num_rows,
-            (inner, down),
-            dense_after,
-            sums,
-        );
-        residual.norm(run, num_rows, Some(&block.router_norm));
-        let rule = (routing, None);
-        run.route(
-            num_rows,
-            residual.normed(),
-            &block.router,
-            rule,
-            logits,
-            rows,
-        );
-        ops.scale_experts(run.device, num_rows, &block.expert_scales, rows);
-        residual.norm(run, num_rows, Some(&block.before));
+        let dense_after = Some(&norms.dense_after);
+        residual.sum_to(run, Operation::Down, num_rows, down, dense_after, sums);
+        residual.norm(run, num_rows, Some(&norms.router));
+        let (routing, rows) = block.route(run, num_rows, residual.normed(), mixture);
+        ops.scale_experts(run.device, num_rows, &norms.expert_scales, rows);
+        residual.norm(run, num_rows, Some(&norms.before));
         let chosen = (rows, routing.num_chosen);
-        let of_experts = Some(&block.after);
+        let of_experts = Some(&norms.after);
         residual.mix_to(run, num_rows, &block.experts, chosen, of_experts, sums);
         residual.add_sums(run, num_rows, sums, after, next);
+    }
+
+    /// Computes experts that are a shortcut, of what the feed-forward block reads.
+    pub(super) fn begin_shortcut<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        residual: &mut ResidualStream<D>,
+        block: &ExpertsBlockWeights<D>,
+        mixture: (&Routing, &mut D::Sums, &mut D::ExpertRows),
+    ) {
+        let sums = &mut self.sums;
+        self.ops.clear(run.device, num_rows, sums);
+        let (routing, rows) = block.route(run, num_rows, residual.normed(), mixture);
+        let chosen = (rows, routing.num_chosen);
+        residual.mix_to(run, num_rows, &block.experts, chosen, None, sums);
+    }
+
+    /// Adds the result of the shortcut that the layer before has begun to the residual stream.
+    pub(super) fn end_shortcut<P: Probe>(
+        &self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        residual: &mut ResidualStream<D>,
+    ) {
+        residual.add_rows(run, num_rows, &self.sums);
+    }
+
+    /// Keeps the step's kept rows of a shortcut.
+    pub(super) fn keep_rows(&mut self, device: &mut D, step: &D::Step<'_>) {
+        self.ops.keep_rows(device, step, &mut self.sums);
     }
 }

@@ -257,6 +257,8 @@ pub(super) fn find_experts<'a>(
         ..
     } = experts;
     let mut layout = stacked.layout;
+    let num_experts = experts.routing.num_experts;
+    let num_computed = experts.routing.num_computed_experts();
     let all_gate_up = Module::of_layer(layer, stacked.gate_up);
     let has_no_other = [
         StackedLayout::Inputs,
@@ -269,7 +271,7 @@ pub(super) fn find_experts<'a>(
         let (outputs, inputs) = (gate_up.num_outputs(), gate_up.num_inputs);
         // Of floats of 4 bits, two inputs are one element.
         let is_by_outputs = [inputs, inputs / 2].iter().any(|&elements| {
-            let by_outputs = [experts.routing.num_experts, outputs, elements];
+            let by_outputs = [num_computed, outputs, elements];
             outputs != elements && tensors.has_shape(all_gate_up, &by_outputs)
         });
         if is_by_outputs {
@@ -297,16 +299,15 @@ pub(super) fn find_experts<'a>(
         of_one[1].parts[0].module = stacked.down;
     }
     let layout = is_stacked.then_some(layout);
-    let num_experts = experts.routing.num_experts;
     let find = |expert, projection: &Projection| {
         let matrices = projection.parts.iter().map(|part| {
             let module = Module::one_of(layer, expert, part.module);
-            tensors.one_of_linears(module, part, projection.num_inputs, num_experts, layout)
+            tensors.one_of_linears(module, part, projection.num_inputs, num_computed, layout)
         });
         let with_bias = projection.parts.iter().filter(|_| projection.has_bias);
         let biases = with_bias.map(|part| {
             let module = Module::one_of(layer, expert, part.module);
-            tensors.expert_bias(module, part, num_experts)
+            tensors.expert_bias(module, part, num_computed)
         });
         Ok::<_, LoadError>(ProjectionSource {
             matrices: matrices.collect::<Result<_, _>>()?,
@@ -320,7 +321,7 @@ pub(super) fn find_experts<'a>(
             tiles: Vec::new(),
         })
     };
-    let chosen = (0..num_experts).map(|expert| {
+    let chosen = (0..num_computed).map(|expert| {
         let [gate_up, down] = &of_one;
         Ok(DenseSource {
             up: find(expert, gate_up)?,

@@ -107,7 +107,10 @@ impl<'a> LatentSource<'a> {
                 None => None,
             },
             kv: find(&latent.kv)?,
-            kv_norm: norm(latent.kv_norm, shape.latent_dim)?,
+            kv_norm: NormSource {
+                scale: latent.kv_scale,
+                ..norm(latent.kv_norm, shape.latent_dim)?
+            },
             heads: find_heads(tensors, layer, latent)?,
             selecting: match &latent.selection {
                 Some(selection) => Some(Selecting::find(tensors, layer, spec, selection)?),

@@ -28,6 +28,8 @@ pub(super) struct NormSource<'a> {
     pub(super) num_ones: usize,
     /// What is added to the stored weights.
     pub(super) weight_offset: f32,
+    /// The factor of the sum.
+    pub(super) scale: f32,
     pub(super) bias: Option<Tensor<'a>>,
 }
 
@@ -53,6 +55,7 @@ impl<'a> NormSource<'a> {
             weight: Vec::new(),
             num_ones: len,
             weight_offset: 0.0,
+            scale: 1.0,
             bias: None,
         }
     }
@@ -63,6 +66,7 @@ impl<'a> NormSource<'a> {
             weight,
             num_ones: 0,
             weight_offset: 0.0,
+            scale: 1.0,
             bias: None,
         }
     }
@@ -81,6 +85,7 @@ impl<'a> NormSource<'a> {
             },
             num_ones: if has_weights { 0 } else { len },
             weight_offset: spec.weight_offset,
+            scale: 1.0,
             bias: match spec.kind {
                 NormKind::Layer { has_bias: true } => Some(tensors.bias(module, len)?),
                 NormKind::Layer { has_bias: false } | NormKind::Rms => None,
@@ -116,7 +121,7 @@ impl NormSource<'_> {
     ) -> Result<NormWeights<D>, LoadError> {
         Ok(NormWeights {
             weight: match self.num_ones {
-                0 => packer.upload_norm(&self.weight, self.weight_offset)?,
+                0 => packer.upload_norm(&self.weight, self.weight_offset, self.scale)?,
                 len => packer.upload_ones(len)?,
             },
             bias: match &self.bias {

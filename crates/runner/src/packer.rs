@@ -119,15 +119,17 @@ impl<'d, D: Device> Packer<'d, D> {
         self.device.upload_vector(values)
     }
 
-    /// Uploads the weights of a norm in several parts, which are stored without `offset`.
+    /// Uploads the weights of a norm in several parts, which are stored without `offset` and the factor of the sum.
     pub(super) fn upload_norm(
         &mut self,
         parts: &[Tensor<'_>],
         offset: f32,
+        scale: f32,
     ) -> Result<D::Vector, LoadError> {
         let mut weight = joined(parts)?;
-        if offset != 0.0 {
-            weight.iter_mut().for_each(|weight| *weight += offset);
+        if (offset, scale) != (0.0, 1.0) {
+            let weights = weight.iter_mut();
+            weights.for_each(|weight| *weight = (*weight + offset) * scale);
         }
         self.device.upload_vector(weight)
     }

@@ -70,7 +70,11 @@ impl<D: Device> ResidualStream<D> {
         let has_after = layers.any(|it| {
             let is_scaled = it.multipliers.is_some() || it.recurrence_block.is_some();
             let has_factor = it.experts().is_some_and(|experts| experts.scale.is_some());
-            it.norms.has_after() || it.input_block.is_some() || is_scaled || has_factor
+            it.norms.has_after()
+                || it.input_block.is_some()
+                || it.experts_block.is_some()
+                || is_scaled
+                || has_factor
         });
         let has_after = has_after || spec.has_rms_norm_of_embeddings();
         let result = match has_whole_sums && !has_after {
@@ -546,6 +550,19 @@ impl<D: Device> ResidualStream<D> {
         run.device
             .add_normed(num_rows, sums, after, &mut self.hidden);
         self.norm(run, num_rows, next);
+    }
+
+    /// `hidden += rows`. `normed` stays as it is.
+    pub fn add_rows<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        rows: &D::Sums,
+    ) {
+        let hidden = &mut self.hidden;
+        run.device
+            .add_normed(num_rows, rows, Norm::Identity, hidden);
+        self.norm_ended(run, num_rows);
     }
 
     /// `out += after(result)`.

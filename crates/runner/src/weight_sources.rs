@@ -353,6 +353,7 @@ impl<'a> LayerSource<'a> {
                             weight,
                             num_ones: 0,
                             weight_offset: spec.norm.weight_offset,
+                            scale: 1.0,
                             bias: None,
                         })
                     };

@@ -197,6 +197,7 @@ fn describe(
             embedding: names.embedding,
             layers: names.layers,
             first_layer: 0,
+            layers_per_module: 1,
             final_norm: None,
             output_layer: "cls.predictions.decoder",
         },

@@ -59,6 +59,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
             embedding: "biogpt.embed_tokens",
             layers: "biogpt.layers",
             first_layer: 0,
+            layers_per_module: 1,
             final_norm: Some("biogpt.layer_norm"),
             output_layer: "output_projection",
         },

@@ -37,6 +37,7 @@ pub(super) const MODULES: ModelModules = ModelModules {
     embedding: "transformer.word_embeddings",
     layers: "transformer.h",
     first_layer: 0,
+    layers_per_module: 1,
     final_norm: Some("transformer.ln_f"),
     output_layer: "lm_head",
 };

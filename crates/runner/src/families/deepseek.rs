@@ -28,7 +28,7 @@ use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufExperts};
 use super::grouped_experts::{CHOSEN_GROUPS, GROUPS, GroupedExperts, GroupedNames, experts};
 use super::ministral3::query_factors;
-use super::rope_config::{rope, rope_parameters};
+use super::rope_config::{RopeDefaults, rope, rope_parameters};
 use super::windows::no_windows;
 use crate::spec::{
     AttentionSpec, FeedForward, LatentQueries, LatentSpec, ModelSpec, Norms, Projection,
@@ -136,6 +136,7 @@ pub struct Generation {
     pub class: &'static str,
     pub sizes: Sizes,
     pub norm_eps: f64,
+    pub rope_theta: f64,
     pub parts: Parts,
     pub is_tied: bool,
     /// `None`: all layers have a dense block.
@@ -182,6 +183,7 @@ const GENERATIONS: [Generation; 6] = [
         class: "DeepseekV2ForCausalLM",
         sizes: Sizes::new(102_400, 4096, 11_008, 32, 32, 2048),
         norm_eps: 1e-6,
+        rope_theta: 10_000.0,
         parts: DEEPSEEK_PARTS,
         is_tied: false,
         experts: Some(GroupedExperts {
@@ -204,6 +206,7 @@ const GENERATIONS: [Generation; 6] = [
         class: "DeepseekV3ForCausalLM",
         sizes: Sizes::new(129_280, 7168, 18_432, 61, 128, 4096),
         norm_eps: 1e-6,
+        rope_theta: 10_000.0,
         parts: DEEPSEEK_PARTS,
         is_tied: false,
         experts: Some(V3_EXPERTS),
@@ -212,6 +215,7 @@ const GENERATIONS: [Generation; 6] = [
         class: "Glm4MoeLiteForCausalLM",
         sizes: Sizes::new(154_880, 2048, 10_240, 47, 20, 202_752),
         norm_eps: 1e-5,
+        rope_theta: 10_000.0,
         parts: Parts {
             rotary: 64,
             content: 192,
@@ -244,6 +248,7 @@ const GENERATIONS: [Generation; 6] = [
         class: "YoutuForCausalLM",
         sizes: Sizes::new(128_256, 2048, 6144, 32, 16, 131_072),
         norm_eps: 1e-6,
+        rope_theta: 10_000.0,
         parts: DEEPSEEK_PARTS,
         is_tied: true,
         experts: None,
@@ -252,6 +257,7 @@ const GENERATIONS: [Generation; 6] = [
         class: "Mistral4ForCausalLM",
         sizes: Sizes::new(131_072, 4096, 12_288, 36, 32, 1_048_576),
         norm_eps: 1e-6,
+        rope_theta: 10_000.0,
         parts: Parts {
             rotary: 64,
             content: 64,
@@ -280,6 +286,7 @@ const GENERATIONS: [Generation; 6] = [
         class: "AXK1ForCausalLM",
         sizes: Sizes::new(163_840, 7168, 18_432, 61, 64, 32_768),
         norm_eps: 1e-6,
+        rope_theta: 10_000.0,
         parts: DEEPSEEK_PARTS,
         is_tied: false,
         experts: Some(GroupedExperts {
@@ -311,22 +318,8 @@ pub fn describe_generation(
     config: &JsonFile,
     generation: &Generation,
 ) -> Result<ModelSpec, LoadError> {
+    let mut dimensions = dimensions(config, generation)?;
     let rotary_dim = part(config, "qk_rope_head_dim", generation.parts.rotary, true)?;
-    let defaults = Defaults {
-        sizes: Some(generation.sizes),
-        head_dim: Some(rotary_dim),
-        norm_eps: generation.norm_eps,
-        tied_embeddings: generation.is_tied,
-        keys: Keys {
-            // All heads have keys of their own, whatever the config says.
-            num_kv_heads: Keys::LLAMA.num_heads,
-            ..Keys::LLAMA
-        },
-        ..Defaults::LLAMA
-    };
-    let mut dimensions = Dimensions::from_config(config, &defaults)?;
-    let positions = dimensions.max_position_embeddings;
-    dimensions.rope = rope(config, positions, rotary_dim, defaults.rope)?;
     let shape = LatentShape {
         num_heads: dimensions.num_heads,
         content_dim: part(config, "qk_nope_head_dim", generation.parts.content, false)?,
@@ -354,6 +347,34 @@ pub fn describe_generation(
         family.replace_dense(config, &experts, &mut spec)?;
     }
     Ok(spec)
+}
+
+/// The sizes of such a model, with the position embedding of the rotated part of heads.
+///
+/// # Errors
+/// A key is out of range.
+pub fn dimensions(config: &JsonFile, generation: &Generation) -> Result<Dimensions, LoadError> {
+    let rotary_dim = part(config, "qk_rope_head_dim", generation.parts.rotary, true)?;
+    let defaults = Defaults {
+        sizes: Some(generation.sizes),
+        head_dim: Some(rotary_dim),
+        norm_eps: generation.norm_eps,
+        rope: RopeDefaults {
+            theta: generation.rope_theta,
+            ..Defaults::LLAMA.rope
+        },
+        tied_embeddings: generation.is_tied,
+        keys: Keys {
+            // All heads have keys of their own, whatever the config says.
+            num_kv_heads: Keys::LLAMA.num_heads,
+            ..Keys::LLAMA
+        },
+        ..Defaults::LLAMA
+    };
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    let positions = dimensions.max_position_embeddings;
+    dimensions.rope = rope(config, positions, rotary_dim, defaults.rope)?;
+    Ok(dimensions)
 }
 
 fn describe_mistral4(config: &JsonFile) -> Result<ModelSpec, LoadError> {
@@ -457,6 +478,7 @@ fn attention(
             }),
             kv: in_tails(shape.key_dim(), kv).with_bias(has_bias),
             kv_norm: "self_attn.kv_a_layernorm",
+            kv_scale: 1.0,
             heads: Projection::single("self_attn.kv_b_proj", num_rows, shape.latent_dim),
             parted_heads: ["self_attn.k_b_proj", "self_attn.v_b_proj"],
             norm_eps: LATENT_EPS,

@@ -77,6 +77,7 @@ const V32_GENERATION: Generation = Generation {
     class: V32.class,
     sizes: Sizes::new(129_280, 7168, 18_432, 61, 128, 163_840),
     norm_eps: 1e-6,
+    rope_theta: 10_000.0,
     parts: DEEPSEEK_PARTS,
     is_tied: false,
     experts: Some(V32_EXPERTS),
@@ -86,6 +87,7 @@ const GLM_GENERATION: Generation = Generation {
     class: GLM_MOE_DSA.class,
     sizes: Sizes::new(154_880, 6144, 12_288, 78, 64, 202_752),
     norm_eps: 1e-5,
+    rope_theta: 10_000.0,
     parts: Parts {
         rotary: 64,
         content: 192,

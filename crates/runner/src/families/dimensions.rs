@@ -331,6 +331,7 @@ impl Dimensions {
                 embedding: "model.embed_tokens",
                 layers: "model.layers",
                 first_layer: 0,
+                layers_per_module: 1,
                 final_norm: Some("model.norm"),
                 output_layer: "lm_head",
             },

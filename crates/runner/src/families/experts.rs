@@ -75,6 +75,7 @@ pub fn routing_of(
     match num_chosen <= num_experts {
         true => Ok(Routing {
             num_experts,
+            num_zero_experts: 0,
             num_chosen,
             rule,
             has_shared_gate: false,

@@ -29,8 +29,8 @@ use super::rope_config::{RopeDefaults, THETA};
 use super::windows::{no_windows, windowed_except_every, windows_of};
 use crate::rope::{Rope, RopeScaling};
 use crate::spec::{
-    ExpertsBlock, InputBlock, KvHeads, LayerInputsSpec, LayerSpec, ModelSpec, Projection,
-    QkNormSpec, StackedExperts, StackedLayout,
+    ExpertsBlock, ExpertsNorms, InputBlock, KvHeads, LayerInputsSpec, LayerSpec, ModelSpec,
+    Projection, QkNormSpec, StackedExperts, StackedLayout,
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::{GgufFolder, JsonFile};
@@ -357,6 +357,7 @@ fn experts_block(config: &JsonFile, dimensions: &Dimensions) -> Result<ExpertsBl
     }
     let routing = Routing {
         num_experts,
+        num_zero_experts: 0,
         num_chosen,
         rule: RoutingRule::Softmax {
             is_normalised: true,
@@ -366,11 +367,13 @@ fn experts_block(config: &JsonFile, dimensions: &Dimensions) -> Result<ExpertsBl
     let expert_size = size("moe_intermediate_size", MAX_WIDTH)?;
     Ok(ExpertsBlock {
         experts: dimensions.experts(&EXPERT_MODULES, routing, expert_size),
-        router_scale: "router.scale",
-        expert_scales: "router.per_expert_scale",
-        dense_after: "post_feedforward_layernorm_1",
-        before: "pre_feedforward_layernorm_2",
-        after: "post_feedforward_layernorm_2",
+        norms: Some(ExpertsNorms {
+            router_scale: "router.scale",
+            expert_scales: "router.per_expert_scale",
+            dense_after: "post_feedforward_layernorm_1",
+            before: "pre_feedforward_layernorm_2",
+            after: "post_feedforward_layernorm_2",
+        }),
     })
 }
 

@@ -71,6 +71,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
             embedding: "gpt_neox.embed_in",
             layers: "gpt_neox.layers",
             first_layer: 0,
+            layers_per_module: 1,
             final_norm: Some("gpt_neox.final_layer_norm"),
             output_layer: "embed_out",
         },

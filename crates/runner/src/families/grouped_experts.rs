@@ -196,6 +196,7 @@ fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadEr
     let scale = config.number("routed_scaling_factor", 0.0..=1e6)?;
     Ok(Routing {
         num_experts,
+        num_zero_experts: 0,
         num_chosen,
         rule: RoutingRule::Grouped(GroupedRouting {
             scores: family.scores,

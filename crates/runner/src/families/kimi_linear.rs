@@ -103,6 +103,7 @@ const GENERATION: Generation = Generation {
     class: FAMILY.class,
     sizes: Sizes::new(163_840, 2304, 9216, 27, 32, 1_048_576),
     norm_eps: 1e-5,
+    rope_theta: 10_000.0,
     parts: Parts {
         rotary: 64,
         content: 128,

@@ -52,6 +52,7 @@ const GENERATION: Generation = Generation {
     class: "MiniCPM3ForCausalLM",
     sizes: Sizes::new(73_448, HIDDEN, 6400, 62, HEADS, 32_768),
     norm_eps: 1e-5,
+    rope_theta: 10_000.0,
     parts: Parts {
         rotary: 32,
         content: 64,

@@ -86,6 +86,7 @@ mod lfm3;
 mod llama;
 mod llama4;
 mod llama_form;
+mod longcat_flash;
 mod mamba;
 mod mimo_v2;
 mod minicpm;
@@ -138,7 +139,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 129] = [
+static FAMILIES: [Family; 130] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -268,6 +269,7 @@ static FAMILIES: [Family; 129] = [
     persimmon::FAMILY,
     lara_mini::FAMILY,
     deepseek_moe::FAMILY,
+    longcat_flash::FAMILY,
 ];
 
 /// Further architectures of families.

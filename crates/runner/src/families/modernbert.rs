@@ -123,6 +123,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
             embedding: "model.embeddings.tok_embeddings",
             layers: "model.layers",
             first_layer: 0,
+            layers_per_module: 1,
             final_norm: Some("model.final_norm"),
             output_layer: "decoder",
         },

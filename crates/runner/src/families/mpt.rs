@@ -122,6 +122,7 @@ fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadErr
             embedding: "transformer.wte",
             layers: "transformer.blocks",
             first_layer: 0,
+            layers_per_module: 1,
             final_norm: Some("transformer.norm_f"),
             output_layer: "lm_head",
         },

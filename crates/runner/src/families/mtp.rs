@@ -114,6 +114,7 @@ fn of_one_layer(
         modules: ModelModules {
             layers,
             first_layer,
+            layers_per_module: 1,
             ..model.modules
         },
         layers: vec![layer],

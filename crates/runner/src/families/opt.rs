@@ -83,6 +83,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
             embedding: "model.decoder.embed_tokens",
             layers: "model.decoder.layers",
             first_layer: 0,
+            layers_per_module: 1,
             final_norm: is_norm_before.then_some("model.decoder.final_layer_norm"),
             output_layer: "lm_head",
         },

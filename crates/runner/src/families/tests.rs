@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{FAMILIES, describe};
-use crate::spec::{FeedForward, LayerSpec, ModelSpec};
+use crate::spec::{FeedForward, LayerSpec, ModelSpec, Module};
 use inflight_checkpoint::JsonFile;
 use inflight_device::{Activation, Gating, IndexerShape};
 
@@ -307,6 +307,72 @@ fn layers_of_a_laguna_have_the_query_heads_of_its_list() {
         assert!(
             error.contains("num_attention_heads_per_layer"),
             "{list}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_longcat_flash_has_two_layers_for_each_of_its_checkpoint() {
+    let published = json!({
+        "num_layers": 3, "hidden_size": 6144, "ffn_hidden_size": 12_288, "expert_ffn_hidden_size": 2048,
+        "q_lora_rank": 1536, "kv_lora_rank": 512, "mla_scale_q_lora": true, "mla_scale_kv_lora": true, "attention_method": "MLA",
+        "zero_expert_type": "identity", "zero_expert_num": 256, "n_routed_experts": 512, "moe_topk": 12,
+        "router_bias": false, "routed_scaling_factor": 6.0, "norm_topk_prob": false, "rope_theta": 1e7,
+    });
+    let described = |keys| described("LongcatFlashForCausalLM", keys);
+    let spec = described(published.clone()).expect("a model");
+    assert_eq!(
+        described(json!({"num_hidden_layers": 6, "rope_theta": 1e7})),
+        Ok(spec.clone())
+    );
+    let paths = [2, 3].map(|layer| {
+        let module = spec.layers[layer].attention.o.parts[0].module;
+        spec.module_path(Module::of_layer(layer, module))
+    });
+    assert_eq!(
+        paths,
+        [
+            "model.layers.1.self_attn.0.o_proj",
+            "model.layers.1.self_attn.1.o_proj"
+        ]
+    );
+    let has_experts = spec
+        .layers
+        .iter()
+        .map(|layer| layer.experts_block.is_some());
+    assert!(has_experts.eq([true, false, true, false, true, false]));
+    let routing = spec.mixture().expect("experts").routing;
+    assert_eq!(
+        [
+            routing.num_experts,
+            routing.num_zero_experts,
+            routing.num_chosen
+        ],
+        [768, 256, 12]
+    );
+    let attention = &spec.layers[5].attention;
+    let kv_scale = attention.latent.as_ref().map(|latent| latent.kv_scale);
+    assert_eq!(kv_scale, Some(12_f32.sqrt()));
+    assert!((attention.scale - 2.0 / 192_f32.sqrt()).abs() < 1e-7);
+    for (key, value) in [
+        ("num_layers", json!(0)),
+        ("num_hidden_layers", json!(5)),
+        ("q_lora_rank", json!(null)),
+        ("zero_expert_type", json!("drop")),
+        ("attention_method", json!("MHA")),
+        ("norm_topk_prob", json!(true)),
+        ("zero_expert_num", json!(1024)),
+        ("moe_topk", json!(1000)),
+    ] {
+        let mut keys = published.clone();
+        if key == "num_hidden_layers" {
+            keys["num_layers"].take();
+        }
+        keys[key] = value;
+        let error = described(keys).expect_err(key);
+        assert!(
+            error.contains(key) || key == "zero_expert_num",
+            "{key}: {error}"
         );
     }
 }

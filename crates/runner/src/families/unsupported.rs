@@ -98,9 +98,9 @@ const FAMILIES: &[Unsupported] = &[
         "its layers share keys and values, scores have factors by position, and it also takes images",
     ),
     converted(
+        "LongcatFlashNgramForCausalLM",
         "LongcatFlashForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "a layer has two attention blocks, and experts that compute nothing",
+        "embeddings of the last few tokens are added to the embedding of a token",
     ),
     decoder(
         "BailingHybridForCausalLM",

@@ -149,6 +149,8 @@ pub struct LatentSpec {
     pub kv: Projection,
     /// The RMS norm of that latent, `[latent_dim]`.
     pub kv_norm: &'static str,
+    /// The factor of that norm.
+    pub kv_scale: f32,
     /// From that latent to the contents of keys, then to values, head by head: `[num_heads * (content_dim + value_dim),
     /// latent_dim]`.
     pub heads: Projection,

@@ -127,12 +127,19 @@ pub struct StreamsSpec {
     pub laurel_norm: &'static str,
 }
 
-/// Experts beside a feed-forward block, in a layer with [sequential](Norms::Sequential) norms. Each of its norms is
-/// `[hidden_size]`.
+/// Experts beside a feed-forward block, in a layer with [sequential](Norms::Sequential) norms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsBlock {
     /// The experts, without a shared one.
     pub experts: ExpertsSpec,
+    /// Their norms and factors. `None`: they read what the feed-forward block reads, and their result is added to the
+    /// residual stream behind the attention of the next layer, which has no such experts (a shortcut).
+    pub norms: Option<ExpertsNorms>,
+}
+
+/// The norms, `[hidden_size]` each, and factors of experts whose result is added to the feed-forward block's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsNorms {
     /// The scale of the router's input, which the root of the hidden size divides: the parameter, `[hidden_size]`,
     /// below the layer.
     pub router_scale: &'static str,
@@ -254,7 +261,7 @@ impl LayerSpec {
     /// The weights of all projections.
     pub fn num_weights(&self) -> u64 {
         let of_other_experts = self.experts().map_or(0, |experts| {
-            (experts.routing.num_experts - 1) as u64 * experts.num_weights_of_expert()
+            (experts.routing.num_computed_experts() - 1) as u64 * experts.num_weights_of_expert()
         });
         let projections = self.projections().map(Projection::num_weights);
         projections.sum::<u64>() + of_other_experts

@@ -20,7 +20,7 @@ use inflight_base::{TokenId, Tokens};
 use inflight_config::PoolingMode;
 use inflight_device::{
     Gating, HeadShape, IndexerShape, LatentShape, LogitsTransform, MixtureShape, QkNormKind,
-    Routing, RoutingRule,
+    RoutingRule,
 };
 
 pub use attention::{
@@ -30,8 +30,8 @@ pub use attention::{
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
 pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
 pub use layer::{
-    ExpertsBlock, InnerNorms, InputBlock, LayerInputsSpec, LayerSpec, Multipliers, RecurrenceBlock,
-    StreamsSpec,
+    ExpertsBlock, ExpertsNorms, InnerNorms, InputBlock, LayerInputsSpec, LayerSpec, Multipliers,
+    RecurrenceBlock, StreamsSpec,
 };
 pub use mtp::MtpSpec;
 pub use norms::{Block, BlockNorms, NormKind, NormSpec, Norms};
@@ -117,6 +117,8 @@ pub struct ModelModules {
     pub layers: &'static str,
     /// The number of the first layer in that list; 0 but for a draft head behind the layers of its model.
     pub first_layer: usize,
+    /// Consecutive layers whose modules are in one element of that list.
+    pub layers_per_module: usize,
     /// The norm behind the last layer, `[hidden_size]`, if there is one.
     pub final_norm: Option<&'static str>,
     /// The output layer, `[vocab_size, embedding_width]`.
@@ -194,7 +196,7 @@ impl ModelSpec {
         };
         match module.layer {
             Some(layer) => {
-                let layer = self.modules.first_layer + layer;
+                let layer = self.modules.first_layer + layer / self.modules.layers_per_module;
                 format!("{}.{layer}.{name}", self.modules.layers)
             }
             None => name,
@@ -309,6 +311,13 @@ impl ModelSpec {
             (
                 any(|it| it.experts_block.is_some()),
                 "experts beside feed-forward blocks",
+            ),
+            (
+                any(|it| {
+                    let experts = it.experts();
+                    experts.is_some_and(|it| it.routing.num_zero_experts > 0)
+                }),
+                "experts that return their input",
             ),
             (
                 any(|it| it.attention.kv_heads.is_some()),
@@ -455,12 +464,11 @@ impl ModelSpec {
     pub fn num_layer_weights_of_token(&self) -> u64 {
         let unread = |layer: &LayerSpec| match layer.experts() {
             Some(experts) => {
-                let Routing {
-                    num_experts,
-                    num_chosen,
-                    ..
-                } = experts.routing;
-                (num_experts - num_chosen) as u64 * experts.num_weights_of_expert()
+                let routing = experts.routing;
+                let num_unread = routing
+                    .num_computed_experts()
+                    .saturating_sub(routing.num_chosen);
+                num_unread as u64 * experts.num_weights_of_expert()
             }
             None => 0,
         };
