@@ -318,8 +318,8 @@ fn an_unknown_architecture_is_rejected_with_the_known_ones() {
 fn a_family_that_is_not_supported_is_rejected_with_the_nearest_one() {
     for (class, hint) in [
         (
-            "QWenLMHeadModel",
-            "the nearest supported family is Qwen2ForCausalLM, but it is the first Qwen, with fused tensors of other names",
+            "DiffLlamaForCausalLM",
+            "the nearest supported family is LlamaForCausalLM, but its attention is the difference of two",
         ),
         ("xLSTMForCausalLM", "a recurrent state instead of attention"),
         ("LLamaForCausalLM", "did you mean LlamaForCausalLM?"),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::copy::Copy;
 use crate::cuda::on_any_gpu;
-use crate::support::{Setup, fixture};
+use crate::support::{Request, Setup, fixture, serve_alone};
 
 const Q_PROJ: &str = "model.layers.0.self_attn.q_proj";
 const INNER_NORM: &str = "model.layers.2.mlp.ffn_sub_norm.weight";
@@ -110,6 +110,23 @@ fn codes_and_scales_that_are_no_weights_are_refused() {
     llama
         .tensor(&weight, as_floats)
         .refused(&[&weight, "BF16", "modules_to_not_convert"]);
+}
+
+#[test]
+fn floats_of_its_authors_become_three_values_as_online() {
+    let online = json!({
+        "quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online",
+    });
+    let logits = |changes: Value| {
+        let (copy, setup) = (Copy::of("bitnet-3b").config(changes), Setup::default());
+        let request = Request::greedy(&[5, 60, 7, 31, 12], 3);
+        serve_alone(&mut setup.load_from(copy.dir()), &setup, &request).logits
+    };
+    let rounded = logits(json!({"weight_bits": 1}));
+    assert!(rounded == logits(json!({"quantization_config": online})));
+    assert!(rounded != logits(json!({})));
+    let copy = Copy::of("bitnet-3b").config(json!({"weight_bits": 2}));
+    copy.refused(&["weight_bits", "2"]);
 }
 
 /// transformers rounds linear layers alone, whatever their names are.

@@ -43,6 +43,7 @@ on_fixtures! {
     cwm: "cwm",
     gemma: "gemma",
     phi3: "phi3",
+    qwen: "qwen",
     phi4_mini: "phi4-mini",
     smollm3: "smollm3",
     ministral: "ministral",
@@ -54,6 +55,9 @@ on_fixtures! {
     cohere: "cohere",
     exaone: "exaone",
     falcon_grouped: "falcon-grouped",
+    baichuan2: "baichuan2",
+    chatglm: "chatglm",
+    internlm: "internlm",
     internlm2: "internlm2",
     internlm3: "internlm3",
     iquest_coder: "iquest-coder",
@@ -90,6 +94,7 @@ on_fixtures! {
 // Linear biases of scores in place of positions.
 on_fixtures! {
     with_linear_biases: super::agrees_with_the_reference;
+    baichuan_13b: "baichuan-13b",
     bloom: "bloom",
     falcon_rw: "falcon-rw",
     mpt: "mpt",

@@ -13,7 +13,7 @@ use crate::support::{Request, Setup, fixture, serve_alone};
 pub type Family = (&'static str, &'static [u32]);
 
 /// A fixture of each family and of each of its shapes.
-pub const FAMILIES: [Family; 91] = [
+pub const FAMILIES: [Family; 96] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -105,6 +105,11 @@ pub const FAMILIES: [Family; 91] = [
     ("biogpt", &[17, 30]),
     ("mpt", &[]),
     ("deepseek", &[]),
+    ("internlm", &[17, 30]),
+    ("qwen", &[]),
+    ("baichuan2", &[]),
+    ("baichuan-13b", &[]),
+    ("chatglm", &[]),
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
@@ -137,7 +142,7 @@ pub const WITHOUT_ATTENTION: [&str; 2] = ["mamba", "falcon-mamba"];
 pub const WITH_GATES: [Family; 1] = [("afmoe", &[])];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [Family; 16] = [
+pub const ON_CPUS: [Family; 17] = [
     ("gemma4", &[30, 17, 40, 7, 24]),
     ("gemma4-moe", &[]),
     ("llama4", &[]),
@@ -154,6 +159,7 @@ pub const ON_CPUS: [Family; 16] = [
     ("step3p5", &[]),
     ("persimmon", &[17, 30]),
     ("longcat-flash", &[30, 7, 17, 24]),
+    ("bitnet-3b", &[]),
 ];
 
 /// Families whose queries see what an indexer selects, and so have no windows, of [`ON_CPUS`].
@@ -215,9 +221,9 @@ fn each_family_has_a_fixture() {
     let known: BTreeSet<_> = known
         .split([',', ';', ' '])
         .filter(|class| !class.is_empty())
-        // Other names of two that are in the list, and models whose language model is of one of the others.
+        // Other names of three that are in the list, and models whose language model is of one of the others.
         .filter(|class| {
-            !["PhiMoEForCausalLM", "MPTForCausalLM"].contains(class)
+            !["PhiMoEForCausalLM", "MPTForCausalLM", "BaiChuanForCausalLM"].contains(class)
                 && !class.ends_with("ForConditionalGeneration")
         })
         .map(str::to_owned)

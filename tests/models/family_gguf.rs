@@ -144,6 +144,10 @@ crate::transformers::agree! {
     a_gemma_4_whose_keys_are_values_has_the_bits_of_its_checkpoint: "gemma4-vl",
     a_gemma_3n_has_the_bits_of_its_checkpoint: "gemma3n",
     an_internlm_2_has_the_bits_of_its_checkpoint: "internlm2",
+    a_qwen_1_has_the_bits_of_its_checkpoint: "qwen",
+    a_baichuan_2_has_the_bits_of_its_checkpoint: "baichuan2",
+    a_chatglm_has_the_bits_of_its_checkpoint: "chatglm",
+    an_earlier_bitnet_has_the_bits_of_its_checkpoint: "bitnet-3b",
     a_minicpm_3_has_the_bits_of_its_checkpoint: "minicpm3",
     an_mpt_has_the_bits_of_its_checkpoint: "mpt",
     an_mpt_that_clips_has_the_bits_of_its_checkpoint: "mpt-clip",
@@ -183,7 +187,7 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know them, makes a llama of them (Mistral, InternLM 3,
 /// IQuest-Coder), or the backend does not read the file.
-const WITHOUT_FILE: [&str; 32] = [
+const WITHOUT_FILE: [&str; 33] = [
     "AXK1ForCausalLM",
     "BambaForCausalLM",
     "BioGptForCausalLM",
@@ -202,6 +206,7 @@ const WITHOUT_FILE: [&str; 32] = [
     "HyperCLOVAXForCausalLM",
     "IQuestCoderForCausalLM",
     "InternLM3ForCausalLM",
+    "InternLMForCausalLM",
     "Kolibri1ForCausalLM",
     "LaraMiniForCausalLM",
     "Lfm3ForCausalLM",

@@ -8,7 +8,7 @@ use crate::families::{WITH_INDEXERS, reusable_families};
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 42] = [
+const WITH_GROUPS: [&str; 43] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -39,6 +39,7 @@ const WITH_GROUPS: [&str; 42] = [
     "kolibri1",
     "gpt-neo",
     "biogpt",
+    "internlm",
     "afmoe",
     "gemma4",
     "gemma4-moe",

@@ -29,11 +29,14 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 68] = [
+pub const MODELS: [&str; 73] = [
     "apertus",
     "arcee",
+    "baichuan-13b",
+    "baichuan2",
     "biogpt",
     "bloom",
+    "chatglm",
     "codegen",
     "cohere",
     "cohere-plus",
@@ -60,6 +63,7 @@ pub const MODELS: [&str; 68] = [
     "helium",
     "hunyuan",
     "hyperclovax",
+    "internlm",
     "internlm2",
     "internlm3",
     "iquest-coder",
@@ -85,6 +89,7 @@ pub const MODELS: [&str; 68] = [
     "phi",
     "phi3",
     "phi4-mini",
+    "qwen",
     "qwen2",
     "qwen2-windows",
     "qwen3",

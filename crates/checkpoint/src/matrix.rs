@@ -14,6 +14,9 @@ use super::transposed::Transposed;
 use inflight_base::LoadError;
 use inflight_numbers::{Dtype, FloatRows, QuantisedRow, QuantisedRows, QuantisedShape, RawMatrix};
 
+/// What the length of a row counts as at least, where rows are divided by it.
+const MIN_LENGTH: f64 = 1e-12;
+
 /// The weights of a linear layer or of the embedding. A row is an output, or a token.
 pub enum Matrix<'a> {
     /// Floating point.
@@ -30,6 +33,8 @@ pub enum Matrix<'a> {
     Columns(Box<MatrixColumns<'a>>),
     /// Another one, in floating point, whose columns are stored in another order.
     Reordered(ReorderedFloats<'a>),
+    /// Another one, in floating point, whose rows are divided by their lengths.
+    Unit(UnitRows<'a>),
     /// Codes in a format that no kernel has, dequantised as they are read.
     Dequantised {
         /// File and name.
@@ -80,6 +85,12 @@ impl<'a> Matrix<'a> {
         Self::Turned(Turned::new(self))
     }
 
+    /// This matrix, in floating point, with rows that are divided by their lengths.
+    #[must_use]
+    pub fn with_unit_rows(self) -> Self {
+        Self::Unit(UnitRows::new(self))
+    }
+
     /// This matrix with columns that are stored in an order of heads. Codes keep their format where their groups lie in
     /// whole heads, and are dequantised otherwise.
     #[must_use]
@@ -120,6 +131,7 @@ impl<'a> Matrix<'a> {
     pub fn select(self, rows: RowSelection) -> Self {
         match self {
             Self::Reordered(all) => Self::Reordered(all.select(rows)),
+            Self::Unit(all) => Self::Unit(all.select(rows)),
             Self::Float(tensor) => Self::Float(tensor.select(rows)),
             Self::Transposed(matrix) => Self::Transposed(matrix.select(rows)),
             Self::Turned(matrix) => Self::Turned(matrix.select(rows)),
@@ -182,6 +194,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Columns(of) => of.some.read_part(rows, columns),
             Self::Reordered(all) => Self::Reordered(all.part(rows, columns)),
+            Self::Unit(all) => Self::Unit(all.part(rows, columns)),
             Self::Float(tensor) => Self::Float(tensor.part(rows, columns)),
             Self::Transposed(matrix) => Self::Transposed(matrix.part(rows, columns)),
             Self::Turned(matrix) => Self::Turned(matrix.part(rows, columns)),
@@ -221,7 +234,7 @@ impl<'a> Matrix<'a> {
     /// Whether it is stored as codes, of integers or of 8-bit floats.
     pub fn is_quantised(&self) -> bool {
         match self {
-            Self::Float(_) | Self::Transposed(_) => false,
+            Self::Float(_) | Self::Transposed(_) | Self::Unit(_) => false,
             Self::Turned(matrix) => matrix.is_quantised(),
             Self::Reordered(all) => all.is_quantised(),
             Self::Columns(of) => of.some.is_quantised(),
@@ -246,6 +259,7 @@ impl<'a> Matrix<'a> {
             | Self::Fp8(..)
             | Self::Columns(_)
             | Self::Reordered(_)
+            | Self::Unit(_)
             | Self::Dequantised { .. } => 1,
         }
     }
@@ -281,6 +295,7 @@ impl<'a> Matrix<'a> {
             Self::Turned(matrix) => matrix.rows(),
             Self::Columns(of) => of.some.rows(),
             Self::Reordered(all) => all.rows(),
+            Self::Unit(all) => all.rows(),
             Self::Fp8(_, rows) => rows.num_rows(),
             Self::Quantised(_, codes) => codes.rows(),
             Self::Dequantised { rows, .. } => *rows,
@@ -295,6 +310,7 @@ impl<'a> Matrix<'a> {
             Self::Turned(matrix) => matrix.columns(),
             Self::Columns(of) => of.some.columns(),
             Self::Reordered(all) => all.columns(),
+            Self::Unit(all) => all.columns(),
             Self::Fp8(_, rows) => rows.num_columns(),
             Self::Quantised(_, codes) => codes.columns(),
             Self::Dequantised { columns, .. } => *columns,
@@ -309,6 +325,7 @@ impl<'a> Matrix<'a> {
             Self::Turned(matrix) => matrix.location(),
             Self::Columns(of) => of.some.location(),
             Self::Reordered(all) => all.location(),
+            Self::Unit(all) => all.location(),
             Self::Quantised(location, _)
             | Self::Fp8(location, _)
             | Self::Dequantised { location, .. } => *location,
@@ -323,6 +340,7 @@ impl<'a> Matrix<'a> {
             Self::Turned(matrix) => Some(matrix),
             Self::Columns(of) => of.some.float_rows(),
             Self::Reordered(all) => Some(all),
+            Self::Unit(all) => Some(all),
             Self::Fp8(_, rows) => Some(rows),
             Self::Quantised(..) | Self::Dequantised { .. } => None,
         }
@@ -348,6 +366,7 @@ impl<'a> Matrix<'a> {
             Self::Turned(matrix) => matrix.preload(),
             Self::Columns(of) => of.some.preload(),
             Self::Reordered(all) => all.preload(),
+            Self::Unit(all) => all.preload(),
             Self::Dequantised { read, .. } => read.preload(),
             Self::Float(_) | Self::Fp8(..) => Ok(()),
         }
@@ -361,6 +380,7 @@ impl<'a> Matrix<'a> {
             Self::Turned(matrix) => read_float_row(matrix, index, out),
             Self::Columns(of) => of.some.read_row(index, out),
             Self::Reordered(all) => read_float_row(all, index, out),
+            Self::Unit(all) => read_float_row(all, index, out),
             Self::Fp8(_, rows) => read_float_row(rows, index, out),
             Self::Quantised(_, codes) => dequantise_row(&**codes, index, out),
             Self::Dequantised { read, columns, .. } => read.read(index, 0..*columns, out),
@@ -375,6 +395,7 @@ impl<'a> Matrix<'a> {
             Self::Turned(matrix) => matrix.location().not_finite(row),
             Self::Columns(of) => of.some.not_finite(row),
             Self::Reordered(all) => all.location().not_finite(row),
+            Self::Unit(all) => all.location().not_finite(row),
             Self::Fp8(location, _) => location.not_finite(row),
             Self::Quantised(location, _) | Self::Dequantised { location, .. } => {
                 location.error(format!(
@@ -553,6 +574,76 @@ impl FloatRows for ReorderedFloats<'_> {
             for (column, out) in self.columns.clone().zip(out.chunks_exact_mut(size)) {
                 let first = self.order.stored_row(column) * size;
                 out.copy_from_slice(&row[first..first + size]);
+            }
+        }
+    }
+}
+
+/// A matrix, in whatever form it is stored, whose rows have the length 1, in floating point.
+pub struct UnitRows<'a> {
+    /// Has all columns.
+    stored: Box<Matrix<'a>>,
+    /// The columns of this part.
+    columns: Range<usize>,
+}
+
+impl<'a> UnitRows<'a> {
+    /// The rows of `stored` divided by their lengths.
+    fn new(stored: Matrix<'a>) -> Self {
+        let columns = 0..stored.columns();
+        Self {
+            stored: Box::new(stored),
+            columns,
+        }
+    }
+
+    fn select(self, rows: RowSelection) -> Self {
+        Self {
+            stored: Box::new(self.stored.select(rows)),
+            ..self
+        }
+    }
+
+    fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        Self {
+            stored: Box::new(self.stored.part(rows, 0..self.stored.columns())),
+            columns: part_of(&self.columns, columns),
+        }
+    }
+
+    fn location(&self) -> TensorLocation<'_> {
+        self.stored.location()
+    }
+
+    fn preload(&self) -> Result<(), LoadError> {
+        self.stored.preload()
+    }
+}
+
+impl FloatRows for UnitRows<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn rows(&self) -> usize {
+        self.stored.rows()
+    }
+
+    fn columns(&self) -> usize {
+        self.columns.len()
+    }
+
+    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
+        let mut row = vec![0.0; self.stored.columns()];
+        let row_len = self.columns.len() * size_of::<f32>();
+        for (index, out) in rows.zip(out.chunks_exact_mut(row_len)) {
+            self.stored.read_row(index, &mut row);
+            let squares = row.iter().map(|&value| f64::from(value).powi(2));
+            let length = squares.sum::<f64>().sqrt().max(MIN_LENGTH);
+            let values = row[self.columns.clone()].iter();
+            for (value, out) in values.zip(out.chunks_exact_mut(size_of::<f32>())) {
+                let value = (f64::from(*value) / length) as f32;
+                out.copy_from_slice(&value.to_le_bytes());
             }
         }
     }

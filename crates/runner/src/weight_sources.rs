@@ -102,7 +102,11 @@ impl<'a> WeightSources<'a> {
             true => None,
             false => {
                 let module = Module::of_model(modules.output_layer);
-                Some(tensors.matrix(module, vocab, width)?)
+                let rows = tensors.matrix(module, vocab, width)?;
+                Some(match spec.has_unit_outputs {
+                    true => rows.with_unit_rows(),
+                    false => rows,
+                })
             }
         };
         let layers = spec.layers.iter().enumerate();

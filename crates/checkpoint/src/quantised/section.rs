@@ -65,7 +65,19 @@ impl QuantisationSection {
                 stamp,
             }));
         }
-        Ok(None)
+        Ok(has_bits_of_bitnet(config).then(|| {
+            let section = [
+                ("quant_method", "bitnet"),
+                ("linear_class", "autobitlinear"),
+                ("quantization_mode", "online"),
+            ];
+            let section = section.map(|(key, value)| (key.to_owned(), value.into()));
+            Self {
+                section: JsonFile::new(config.path(), "", section.into_iter().collect()),
+                default_method: None,
+                stamp: None,
+            }
+        }))
     }
 
     /// The name of the method.
@@ -83,13 +95,21 @@ impl QuantisationSection {
     }
 }
 
+/// Whether it is a model of the authors of BitNet b1.58, whose code rounds floats when it computes with them.
+fn has_bits_of_bitnet(config: &JsonFile) -> bool {
+    let class = config.get("architectures").and_then(|it| it.get(0));
+    let is_of_authors = class.and_then(|it| it.as_str()) == Some("BitnetForCausalLM");
+    is_of_authors && config.get("weight_bits").and_then(|it| it.as_u64()) == Some(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
 
     #[test]
-    fn a_language_model_in_a_model_with_images_may_have_the_section() {
+    fn a_language_model_in_a_model_with_images_may_have_the_section_and_a_bitnet_of_its_authors_none()
+     {
         let find = |config: serde_json::Value| {
             let config = config.as_object().expect("an object").clone();
             let config = JsonFile::new(Path::new("config.json"), "", config);
@@ -105,5 +125,8 @@ mod tests {
         });
         assert_eq!(find(both).as_deref(), Some("awq"));
         assert_eq!(find(json!({"text_config": {}})), None);
+        let bits = |class: &str| json!({"architectures": [class], "weight_bits": 1});
+        assert_eq!(find(bits("BitnetForCausalLM")).as_deref(), Some("bitnet"));
+        assert_eq!(find(bits("LlamaForCausalLM")), None);
     }
 }

@@ -327,6 +327,7 @@ impl Dimensions {
             norm: self.norm,
             logits: LogitsTransform::IDENTITY,
             output_bias: false,
+            has_unit_outputs: false,
             modules: ModelModules {
                 embedding: "model.embed_tokens",
                 layers: "model.layers",

@@ -20,6 +20,7 @@ pub const FAMILY: Family = Family {
     gguf: Some(GgufArchitecture {
         modules: &[("mlp.gate_up_proj", "ffn_up")],
         has_partial_rotary: true,
+        is_of: |gguf| gguf.shape("blk.0.attn_qkv.weight").is_none(),
         ..GgufArchitecture::named("chatglm")
     }),
     describe: |config| describe(config, FAMILY.class, Norms::before(BEFORE[0], BEFORE[1])),

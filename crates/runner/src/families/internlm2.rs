@@ -40,7 +40,7 @@ pub const FAMILY: Family = Family {
 
 /// Gives queries, keys and values modules of their own: `InternLM2Model` of llama.cpp's converter takes the groups of
 /// heads apart, and permutes queries and keys as Llama's.
-fn split_heads(gguf: &GgufFolder, spec: &mut ModelSpec) {
+pub fn split_heads(gguf: &GgufFolder, spec: &mut ModelSpec) {
     let (hidden, q, kv) = (spec.hidden_size, spec.q_width(), spec.kv_width());
     let parts = [
         ("self_attn.q_proj", q),

@@ -29,12 +29,14 @@
 mod afmoe;
 mod apertus;
 mod arcee;
+mod baichuan;
 mod bamba;
 mod bert;
 mod biogpt;
 mod bitnet;
 mod bloom;
 mod bounds;
+mod chatglm;
 mod cohere;
 mod cohere2_moe;
 mod cwm;
@@ -72,6 +74,7 @@ mod helium;
 mod hunyuan;
 mod hy3;
 mod hyperclovax;
+mod internlm;
 mod internlm2;
 mod internlm3;
 mod jais2;
@@ -110,6 +113,7 @@ mod persimmon;
 mod phi;
 mod phi3;
 mod phimoe;
+mod qwen;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
@@ -139,7 +143,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 130] = [
+static FAMILIES: [Family; 137] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -270,6 +274,13 @@ static FAMILIES: [Family; 130] = [
     lara_mini::FAMILY,
     deepseek_moe::FAMILY,
     longcat_flash::FAMILY,
+    internlm::FAMILY,
+    qwen::FAMILY,
+    baichuan::FAMILY,
+    baichuan::FIRST,
+    chatglm::FAMILY,
+    chatglm::CONDITIONAL,
+    bitnet::EARLIER,
 ];
 
 /// Further architectures of families.

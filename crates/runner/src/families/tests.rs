@@ -89,16 +89,23 @@ fn a_config_of_nothing_but_its_class_is_what_transformers_makes_of_it() {
         classes.insert(class[0].as_str().expect("a class").to_owned());
     }
     let all = FAMILIES.map(|family| family.class);
-    // Other names of four that have a fixture, and four that transformers has no class of.
+    // Other names of six that have a fixture, and nine that transformers has no class of.
     let others = [
         "Gemma3ForConditionalGeneration",
         "PhiMoEForCausalLM",
         "MPTForCausalLM",
         "KimiK25ForConditionalGeneration",
+        "BaiChuanForCausalLM",
+        "ChatGLMForConditionalGeneration",
         "InternLM2ForCausalLM",
         "MiniCPMForCausalLM",
         "Step3p5ForCausalLM",
         "DeepseekForCausalLM",
+        "InternLMForCausalLM",
+        "QWenLMHeadModel",
+        "BaichuanForCausalLM",
+        "ChatGLMModel",
+        "BitnetForCausalLM",
     ];
     let expected = all.into_iter().filter(|class| !others.contains(class));
     assert_eq!(classes, expected.map(str::to_owned).collect());
@@ -315,7 +322,8 @@ fn layers_of_a_laguna_have_the_query_heads_of_its_list() {
 fn a_longcat_flash_has_two_layers_for_each_of_its_checkpoint() {
     let published = json!({
         "num_layers": 3, "hidden_size": 6144, "ffn_hidden_size": 12_288, "expert_ffn_hidden_size": 2048,
-        "q_lora_rank": 1536, "kv_lora_rank": 512, "mla_scale_q_lora": true, "mla_scale_kv_lora": true, "attention_method": "MLA",
+        "q_lora_rank": 1536, "kv_lora_rank": 512, "mla_scale_q_lora": true, "mla_scale_kv_lora": true,
+        "attention_method": "MLA",
         "zero_expert_type": "identity", "zero_expert_num": 256, "n_routed_experts": 512, "moe_topk": 12,
         "router_bias": false, "routed_scaling_factor": 6.0, "norm_topk_prob": false, "rope_theta": 1e7,
     });
@@ -374,6 +382,88 @@ fn a_longcat_flash_has_two_layers_for_each_of_its_checkpoint() {
             error.contains(key) || key == "zero_expert_num",
             "{key}: {error}"
         );
+    }
+}
+
+#[test]
+fn no_sequence_of_a_qwen_1_is_longer_than_its_training_unless_its_config_says_so() {
+    let positions = |keys| {
+        let spec = described("QWenLMHeadModel", keys).expect("a model");
+        spec.max_position_embeddings
+    };
+    let lengths = |dynamic: bool, scaled: bool| {
+        json!({
+            "seq_length": 2048, "max_position_embeddings": 8192, "use_dynamic_ntk": dynamic, "use_logn_attn": scaled,
+        })
+    };
+    assert_eq!(positions(lengths(false, false)), 8192);
+    for (dynamic, scaled) in [(true, true), (false, true), (true, false)] {
+        assert_eq!(positions(lengths(dynamic, scaled)), 2048);
+    }
+    for (key, value) in [
+        ("intermediate_size", json!(7)),
+        ("visual", json!({"layers": 48})),
+    ] {
+        let error = described("QWenLMHeadModel", json!({key: value})).expect_err(key);
+        assert!(error.contains(key), "{error}");
+    }
+}
+
+#[test]
+fn a_baichuan_without_positions_has_linear_biases_and_the_second_one_unit_outputs() {
+    let described = |keys| described("BaichuanForCausalLM", keys);
+    for (keys, has_slopes, has_unit_outputs) in [
+        (
+            json!({"max_position_embeddings": 4096, "model_max_length": 4096}),
+            false,
+            false,
+        ),
+        (json!({"model_max_length": 4096}), true, false),
+        (
+            json!({"model_max_length": 4096, "vocab_size": 125_696}),
+            true,
+            true,
+        ),
+        (
+            json!({"max_position_embeddings": 4096, "z_loss_weight": 0}),
+            false,
+            true,
+        ),
+    ] {
+        let spec = described(keys.clone()).expect("a model");
+        let found = (spec.slope_factor.is_some(), spec.has_unit_outputs);
+        assert_eq!(found, (has_slopes, has_unit_outputs), "{keys}");
+    }
+    let error = described(json!({"z_loss_weight": 0, "tie_word_embeddings": true}));
+    assert!(error.expect_err("refused").contains("tie_word_embeddings"));
+}
+
+#[test]
+fn older_models_that_are_no_chatglm_2_or_internlm_are_refused() {
+    for (class, keys, key) in [
+        (
+            "ChatGLMModel",
+            json!({"position_encoding_2d": true}),
+            "position_encoding_2d",
+        ),
+        (
+            "ChatGLMModel",
+            json!({"multi_query_attention": false}),
+            "multi_query_attention",
+        ),
+        (
+            "ChatGLMModel",
+            json!({"multi_query_attention": true, "rmsnorm": false}),
+            "rmsnorm",
+        ),
+        (
+            "InternLMForCausalLM",
+            json!({"rotary": {"type": "other"}}),
+            "rotary.type",
+        ),
+    ] {
+        let error = described(class, keys).expect_err(key);
+        assert!(error.contains(key), "{error}");
     }
 }
 

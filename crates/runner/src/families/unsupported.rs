@@ -27,39 +27,10 @@ const HYPER: &str = "its layers mix several residual streams by hyper-connection
 const SHARED_ATTENTION: &str = "several of its layers share the weights of one attention block";
 
 const FAMILIES: &[Unsupported] = &[
-    decoder(
-        "BitnetForCausalLM",
-        "bitnet",
-        "BitNetForCausalLM",
-        "its gate has SiLU, and its norms have other names",
-    ),
     converted(
         "IQuestLoopCoderForCausalLM",
         "IQuestCoderForCausalLM",
         "it runs its layers several times for a token",
-    ),
-    converted(
-        "InternLMForCausalLM",
-        "LlamaForCausalLM",
-        "it is the first InternLM, whose output projections have biases",
-    ),
-    decoder(
-        "BaichuanForCausalLM",
-        "baichuan",
-        "LlamaForCausalLM",
-        "its tensors are fused in its own way, and the larger models have linear biases (ALiBi)",
-    ),
-    decoder(
-        "QWenLMHeadModel",
-        "qwen",
-        "Qwen2ForCausalLM",
-        "it is the first Qwen, with fused tensors of other names",
-    ),
-    decoder(
-        "ChatGLMModel",
-        "chatglm",
-        "GlmForCausalLM",
-        "it is in its authors' own format: use the checkpoint whose name ends with -hf",
     ),
     decoder(
         "DeciLMForCausalLM",
@@ -221,7 +192,7 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
 }
 
 /// Architectures of supported families whose GGUF files are not read.
-const ONLY_SAFETENSORS: &[&str] = &["bitnet-b1.58", "deepseek32", "glm-dsa", "gptj"];
+const ONLY_SAFETENSORS: &[&str] = &["bitnet", "bitnet-b1.58", "deepseek32", "glm-dsa", "gptj"];
 
 /// Why GGUF files of an architecture are refused.
 pub(super) fn gguf_hint(architecture: &str) -> Option<String> {

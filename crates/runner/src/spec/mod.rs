@@ -84,6 +84,8 @@ pub struct ModelSpec {
     pub tied_embeddings: bool,
     /// Whether the output layer has a bias.
     pub output_bias: bool,
+    /// Whether the rows of the output layer are divided by their lengths.
+    pub has_unit_outputs: bool,
     /// The vector of a prompt, in a pooling model, which has no output layer.
     pub pooling: Option<Pooling>,
     /// The classification head, if the model sorts prompts into classes.
