@@ -133,6 +133,8 @@ on_fixtures! {
     flint: "flint",
     axk1: "axk1",
     kolibri1: "kolibri1",
+    ling: "ling",
+    sarvam_moe: "sarvam-moe",
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::support::{Request, Setup, fixture, serve_alone};
 pub type Family = (&'static str, &'static [u32]);
 
 /// A fixture of each family and of each of its shapes.
-pub const FAMILIES: [Family; 96] = [
+pub const FAMILIES: [Family; 98] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -110,6 +110,8 @@ pub const FAMILIES: [Family; 96] = [
     ("baichuan2", &[]),
     ("baichuan-13b", &[]),
     ("chatglm", &[]),
+    ("ling", &[]),
+    ("sarvam-moe", &[]),
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].

@@ -350,6 +350,8 @@ agree! {
     mimo_v2_agrees_with_transformers: "mimo-v2",
     longcat_flash_agrees_with_transformers: "longcat-flash",
     internlm_agrees_with_transformers: "internlm",
+    ling_2_agrees_with_transformers: "ling",
+    sarvam_30b_agrees_with_transformers: "sarvam-moe",
     bitnet_3b_agrees_with_transformers: "bitnet-3b",
     qwen_1_agrees_with_transformers: "qwen",
     baichuan_2_agrees_with_transformers: "baichuan2",

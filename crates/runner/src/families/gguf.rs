@@ -69,6 +69,7 @@ const MODEL_MODULES: &[(&str, &str)] = &[
     ("backbone.embeddings", "token_embd"),
     ("backbone.norm_f", "output_norm"),
     ("model.tok_embeddings", "token_embd"),
+    ("model.word_embeddings", "token_embd"),
     ("transformer.embedding.word_embeddings", "token_embd"),
     ("transformer.encoder.final_layernorm", "output_norm"),
     ("transformer.output_layer", "output"),

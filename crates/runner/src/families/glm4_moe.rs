@@ -52,7 +52,7 @@ pub const SOLAR_OPEN: Family = Family {
 };
 
 /// How llama.cpp stores the families; it makes a Solar Open a GLM.
-const GGUF_ARCHITECTURE: GgufArchitecture = GgufArchitecture {
+pub const GGUF_ARCHITECTURE: GgufArchitecture = GgufArchitecture {
     modules: &[("mlp.gate.e_score_correction_bias", "exp_probs_b")],
     keys: &[
         ("expert_count", "n_routed_experts"),
@@ -87,7 +87,8 @@ pub fn add_absent(config: &mut Map<String, Json>) {
     }
 }
 
-const GLM_EXPERTS: GroupedExperts = GroupedExperts {
+/// GLM-4.5's experts.
+pub const GLM_EXPERTS: GroupedExperts = GroupedExperts {
     scores: RouterScores::Sigmoid,
     num_experts: Some(128),
     num_chosen: Some(8),

@@ -30,6 +30,7 @@ mod afmoe;
 mod apertus;
 mod arcee;
 mod baichuan;
+mod bailing_moe;
 mod bamba;
 mod bert;
 mod biogpt;
@@ -143,7 +144,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 137] = [
+static FAMILIES: [Family; 139] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -191,7 +192,7 @@ static FAMILIES: [Family; 137] = [
     with_images::QWEN3_VL,
     with_images::MISTRAL3,
     with_images::LLAVA,
-    glm4_moe::GLM4_MOE,
+    bailing_moe::GLM4_MOE,
     glm4_moe::DOTS1,
     granite_moe::GRANITE_MOE,
     granite_moe::GRANITE_MOE_SHARED,
@@ -281,6 +282,8 @@ static FAMILIES: [Family; 137] = [
     chatglm::FAMILY,
     chatglm::CONDITIONAL,
     bitnet::EARLIER,
+    bailing_moe::LING_2,
+    bailing_moe::SARVAM,
 ];
 
 /// Further architectures of families.

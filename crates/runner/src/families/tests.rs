@@ -89,7 +89,7 @@ fn a_config_of_nothing_but_its_class_is_what_transformers_makes_of_it() {
         classes.insert(class[0].as_str().expect("a class").to_owned());
     }
     let all = FAMILIES.map(|family| family.class);
-    // Other names of six that have a fixture, and nine that transformers has no class of.
+    // Other names of six that have a fixture, and ten that transformers has no class of.
     let others = [
         "Gemma3ForConditionalGeneration",
         "PhiMoEForCausalLM",
@@ -106,6 +106,7 @@ fn a_config_of_nothing_but_its_class_is_what_transformers_makes_of_it() {
         "BaichuanForCausalLM",
         "ChatGLMModel",
         "BitnetForCausalLM",
+        "BailingMoeV2ForCausalLM",
     ];
     let expected = all.into_iter().filter(|class| !others.contains(class));
     assert_eq!(classes, expected.map(str::to_owned).collect());
@@ -465,6 +466,37 @@ fn older_models_that_are_no_chatglm_2_or_internlm_are_refused() {
         let error = described(class, keys).expect_err(key);
         assert!(error.contains(key), "{error}");
     }
+}
+
+#[test]
+fn a_sarvam_is_read_by_the_names_of_transformers_and_of_the_published_model() {
+    let published = json!({
+        "num_experts": 128, "num_shared_experts": 1, "use_qkv_bias": false, "use_qk_norm": true, "head_dim": 64,
+        "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "rope_theta": 8e6, "score_function": "sigmoid",
+        "moe_intermediate_size": 1024, "moe_shared_expert_intermediate_size": 1024,
+    });
+    let spec = described("SarvamMoEForCausalLM", published.clone()).expect("a model");
+    let saved = json!({
+        "model_type": "sarvam_moe", "n_routed_experts": 128, "n_shared_experts": 1, "attention_bias": false,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 8e6, "partial_rotary_factor": 1.0},
+    });
+    assert_eq!(described("Glm4MoeForCausalLM", saved), Ok(spec));
+    for (key, value) in [
+        ("score_function", json!("softmax")),
+        ("use_sliding_window", json!(true)),
+        ("norm_head", json!(true)),
+        ("moe_shared_expert_intermediate_size", json!(512)),
+    ] {
+        let mut keys = published.clone();
+        keys["n_shared_experts"] = json!(1);
+        keys[key] = value;
+        let error = described("BailingMoeV2ForCausalLM", keys).expect_err(key);
+        assert!(error.contains(key), "{error}");
+    }
+    let without = json!({"moe_router_enable_expert_bias": false});
+    let spec = described("BailingMoeV2ForCausalLM", without).expect("a model");
+    let corrections = spec.layers.iter().filter_map(LayerSpec::experts);
+    assert!(corrections.map(|it| it.correction).all(|it| it.is_none()));
 }
 
 #[test]

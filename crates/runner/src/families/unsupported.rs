@@ -148,7 +148,6 @@ const FAMILIES: &[Unsupported] = &[
         "MixtralForCausalLM",
         "its attention has experts, too",
     ),
-    alone("SarvamMoEForCausalLM", "its tensors have names of its own"),
     converted("ZambaForCausalLM", "BambaForCausalLM", SHARED_ATTENTION),
     converted("Zamba2ForCausalLM", "BambaForCausalLM", SHARED_ATTENTION),
     alone(
