@@ -32,6 +32,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("checkpoint", 2),
     ("device", 2),
     ("engine", 2),
+    ("images", 2),
     ("post-processors", 2),
     ("text", 2),
     ("device-cpu", 3),
