@@ -1,0 +1,177 @@
+//! Changes the size of an image as torchvision does for tensors of 8 bits, bit for bit.
+//!
+//! A pixel of the result is a weighted sum over a window of the source, along rows first and columns then. Where the
+//! image shrinks, the window grows with it. Weights are rounded to 16 bits with as many binary places as fit, and sums
+//! to 8 bits after each direction.
+
+use crate::pixels::{NUM_CHANNELS, Pixels};
+
+/// The shape of the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// A triangle.
+    Bilinear,
+    /// A cubic with the parameter -0.5.
+    Bicubic,
+    /// A sinc, windowed to three lobes.
+    Lanczos,
+}
+
+/// The image in another size.
+pub fn resize(image: &Pixels, (height, width): (usize, usize), filter: Filter) -> Pixels {
+    if (image.height(), image.width()) == (height, width) {
+        return image.clone();
+    }
+    let along_rows = Windows::new(image.width(), width, filter);
+    let along_columns = Windows::new(image.height(), height, filter);
+    let row_len = width * NUM_CHANNELS;
+    let mut sums = vec![0_i32; height * row_len];
+    let mut row = vec![0_u8; row_len];
+    // The results whose windows a row of the source is in are neighbours.
+    let (mut first, mut end) = (0, 0);
+    for y in 0..image.height() {
+        while end < height && along_columns.starts[end] <= y {
+            end += 1;
+        }
+        while first < end && along_columns.end(first) <= y {
+            first += 1;
+        }
+        if first == end {
+            continue;
+        }
+        along_rows.apply(image.row(y), &mut row);
+        for to in first..end {
+            let weight = along_columns.weights(to)[y - along_columns.starts[to]];
+            let sums = &mut sums[to * row_len..][..row_len];
+            for (sum, &value) in sums.iter_mut().zip(&row) {
+                *sum += i32::from(weight) * i32::from(value);
+            }
+        }
+    }
+    let values = sums.iter().map(|&sum| along_columns.rounded(sum));
+    Pixels::new(height, width, values.collect())
+}
+
+/// For each place of a result, the places of the source that it is made of.
+struct Windows {
+    starts: Vec<usize>,
+    lens: Vec<usize>,
+    /// `[results][max_len]`.
+    weights: Vec<i16>,
+    max_len: usize,
+    /// Binary places of the weights.
+    precision: u32,
+}
+
+impl Windows {
+    fn new(num_sources: usize, num_results: usize, filter: Filter) -> Self {
+        let scale = num_sources as f64 / num_results as f64;
+        let stretch = scale.max(1.0);
+        let support = filter.radius() * stretch;
+        let max_len = support.ceil() as usize * 2 + 1;
+        let mut windows = Self {
+            starts: Vec::with_capacity(num_results),
+            lens: Vec::with_capacity(num_results),
+            weights: Vec::new(),
+            max_len,
+            precision: 0,
+        };
+        let mut exact = vec![0.0_f64; num_results * max_len];
+        for (result, weights) in exact.chunks_exact_mut(max_len).enumerate() {
+            let center = scale * (result as f64 + 0.5);
+            // Truncated towards zero, as a cast does in C.
+            let start = (center - support + 0.5).max(0.0) as usize;
+            let end = ((center + support + 0.5) as usize).min(num_sources);
+            let len = (end - start).min(max_len);
+            let weights = &mut weights[..len];
+            for (place, weight) in weights.iter_mut().enumerate() {
+                let distance = (place + start) as f64 - center + 0.5;
+                *weight = filter.weight(distance * (1.0 / stretch));
+            }
+            let total: f64 = weights.iter().sum();
+            if total != 0.0 {
+                for weight in weights {
+                    *weight /= total;
+                }
+            }
+            windows.starts.push(start);
+            windows.lens.push(len);
+        }
+        let largest = exact.iter().copied().fold(0.0, f64::max);
+        windows.precision = (0..22)
+            .find(|&places| 0.5 + largest * f64::from(1 << (places + 1)) >= f64::from(1 << 15))
+            .unwrap_or(22);
+        let factor = f64::from(1 << windows.precision);
+        windows.weights = exact
+            .iter()
+            .map(|weight| (weight * factor + 0.5_f64.copysign(*weight)) as i16)
+            .collect();
+        windows
+    }
+
+    /// The place after the last one of a window.
+    fn end(&self, result: usize) -> usize {
+        self.starts[result] + self.lens[result]
+    }
+
+    fn weights(&self, result: usize) -> &[i16] {
+        &self.weights[result * self.max_len..][..self.lens[result]]
+    }
+
+    /// A row of pixels of the result.
+    fn apply(&self, source: &[u8], row: &mut [u8]) {
+        for (result, to) in row.chunks_exact_mut(NUM_CHANNELS).enumerate() {
+            let weights = self.weights(result);
+            let window = &source[self.starts[result] * NUM_CHANNELS..];
+            let mut sums = [0_i32; NUM_CHANNELS];
+            for (pixel, &weight) in window.chunks_exact(NUM_CHANNELS).zip(weights) {
+                for (sum, &value) in sums.iter_mut().zip(pixel) {
+                    *sum += i32::from(weight) * i32::from(value);
+                }
+            }
+            for (to, sum) in to.iter_mut().zip(sums) {
+                *to = self.rounded(sum);
+            }
+        }
+    }
+
+    /// A weighted sum as a value.
+    fn rounded(&self, sum: i32) -> u8 {
+        let half = (1 << self.precision) >> 1;
+        ((sum + half) >> self.precision).clamp(0, 255) as u8
+    }
+}
+
+impl Filter {
+    /// How far the window reaches to either side, in pixels.
+    fn radius(self) -> f64 {
+        match self {
+            Self::Bilinear => 1.0,
+            Self::Bicubic => 2.0,
+            Self::Lanczos => 3.0,
+        }
+    }
+
+    /// The weight at a distance from the centre.
+    fn weight(self, distance: f64) -> f64 {
+        let x = distance.abs();
+        match self {
+            Self::Bilinear => (1.0 - x).max(0.0),
+            Self::Bicubic if x < 1.0 => (1.5 * x - 2.5) * x * x + 1.0,
+            Self::Bicubic if x < 2.0 => ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0,
+            Self::Lanczos if x < 3.0 => sinc(distance) * sinc(distance / 3.0),
+            Self::Bicubic | Self::Lanczos => 0.0,
+        }
+    }
+}
+
+/// sin(pi x) / (pi x).
+fn sinc(x: f64) -> f64 {
+    match x == 0.0 {
+        true => 1.0,
+        false => {
+            let x = x * std::f64::consts::PI;
+            x.sin() / x
+        }
+    }
+}
