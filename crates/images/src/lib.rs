@@ -1,12 +1,23 @@
-//! L2: images in prompts, from encoded bytes to the patches of a vision tower.
+//! L2: images in prompts, from encoded bytes to the patches of a vision tower and the tokens of a prompt.
+//!
+//! ```text
+//! bytes --decode--> Pixels --ImageProcessor--> ImagePatches, ImagePrompt
+//! ```
+//!
+//! An [`ImageProcessor`] comes from the JSON files of a checkpoint and is shared. It computes what the checkpoint's
+//! processor in transformers computes for one image, by torchvision on a CPU. This room does not know models or requests.
 
 #![forbid(unsafe_code)]
 
 mod decoding;
 mod error;
+mod fields;
 mod limits;
+mod normalisation;
 mod patches;
 mod pixels;
+mod processors;
+mod prompt;
 mod resizing;
 
 pub use decoding::decode;
@@ -14,4 +25,5 @@ pub use error::ImageError;
 pub use limits::ImageLimits;
 pub use patches::{ImagePatches, TileGrid};
 pub use pixels::Pixels;
-pub use resizing::{Filter, resize};
+pub use processors::{ImageProcessor, ProcessedImage};
+pub use prompt::{ImagePrompt, PromptPiece};

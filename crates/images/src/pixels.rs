@@ -100,6 +100,19 @@ impl Pixels {
         }
         Self::new(height, width, values)
     }
+
+    /// The tiles of an image whose size is a multiple of theirs, row after row.
+    pub(crate) fn tiles(&self, (height, width): (usize, usize)) -> Vec<Self> {
+        let (rows, columns) = (self.height / height, self.width / width);
+        let places = (0..rows * columns).map(|tile| (tile / columns, tile % columns));
+        places
+            .map(|(row, column)| {
+                let top = (row * height).cast_signed();
+                let left = (column * width).cast_signed();
+                self.framed((top, left), (height, width), [0; NUM_CHANNELS])
+            })
+            .collect()
+    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,10 @@
 //! Images of each format, compared with how transformers reads them (tests/fixtures/make_images.py), and damaged ones.
 
-mod fixtures;
-
 use inflight_images::{ImageError, ImageLimits, Pixels, decode};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use fixtures::{bytes_of, hex, images, read};
+use crate::fixtures::{bytes_of, hex, images, read};
 
 /// How far a value of a JPEG image may be from libjpeg's, of 255: decoders round the cosine transform and the
 /// interpolation of colours differently.

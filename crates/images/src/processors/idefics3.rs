@@ -1,0 +1,159 @@
+//! Idefics 3 and SmolVLM: the image is cut into squares of equal size, which a small copy of all of it follows. Source:
+//! `Idefics3ImageProcessor`, `SmolVLMImageProcessor` and `Idefics3Processor` of transformers.
+
+use inflight_base::LoadError;
+
+use super::files::{CENTRED, ProcessorFiles};
+use super::{ImageProcessor, Tiling};
+use crate::error::ImageError;
+use crate::patches::{PatchLayout, PatchOrder};
+use crate::pixels::Pixels;
+use crate::prompt::ImagePrompt;
+use crate::resizing::{Filter, resize};
+
+/// The longest side before the image is cut.
+const MAX_LONGEST_EDGE: usize = 4096;
+const IMAGE_TOKEN: &str = "<image>";
+const AROUND_TILE: &str = "<fake_token_around_image>";
+const WHOLE_IMAGE: &str = "<global-img>";
+
+#[derive(Debug)]
+struct Idefics3 {
+    filter: Filter,
+    /// The longest side that the image is resized to before it is cut.
+    longest_edge: usize,
+    /// The side of a tile.
+    tile: usize,
+    tokens_per_tile: usize,
+    is_cut: bool,
+}
+
+pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
+    let filter = files.filter(Filter::Lanczos)?;
+    let normalisation = files.normalisation(CENTRED)?;
+    let image = &mut files.image;
+    // Padding only makes images of a batch equally large.
+    image.switch("do_pad")?;
+    image.switch("return_row_col_info")?;
+    let longest_edge = match image.object("size")? {
+        None => 4 * 364,
+        Some(mut size) => {
+            let edge = size.size("longest_edge")?;
+            let edge = edge.ok_or_else(|| size.lacks("longest_edge"))?;
+            size.finish(&[])?;
+            edge
+        }
+    };
+    let tile = match image.object("max_image_size")? {
+        None => 364,
+        Some(mut size) => {
+            let edge = size.size("longest_edge")?;
+            let edge = edge.ok_or_else(|| size.lacks("longest_edge"))?;
+            size.finish(&[])?;
+            edge
+        }
+    };
+    let is_cut = image.switch("do_image_splitting")?.unwrap_or(true);
+    let tokens_per_tile = files.processor.size("image_seq_len")?.unwrap_or(169);
+    let patch_side = files.patch_side()?;
+    let shuffle = files.config.size("scale_factor")?.unwrap_or(2);
+    let side_in_tokens = tile / patch_side / shuffle;
+    if side_in_tokens * side_in_tokens != tokens_per_tile {
+        return Err(files.processor.error(&format!(
+            "image_seq_len is {tokens_per_tile}, but tiles of {tile} pixels with patches of {patch_side} and the scale \
+             factor {shuffle} have {side_in_tokens} x {side_in_tokens} tokens"
+        )));
+    }
+    files.finish()?;
+    Ok(ImageProcessor {
+        placeholder: IMAGE_TOKEN.to_owned(),
+        image_token: IMAGE_TOKEN.to_owned(),
+        normalisation,
+        layout: PatchLayout {
+            side: patch_side,
+            order: PatchOrder::Rows,
+        },
+        tiling: Box::new(Idefics3 {
+            filter,
+            longest_edge,
+            tile,
+            tokens_per_tile,
+            is_cut,
+        }),
+    })
+}
+
+impl Idefics3 {
+    /// The size with the longest edge, and the short side even.
+    fn scaled(&self, (height, width): (usize, usize)) -> (usize, usize) {
+        let ratio = width as f64 / height as f64;
+        let even = |side: f64| (side as usize).next_multiple_of(2).max(1);
+        let edge = self.longest_edge as f64;
+        let (height, width) = match width >= height {
+            true => (even(edge / ratio), self.longest_edge),
+            false => (self.longest_edge, even(edge * ratio)),
+        };
+        let ratio = width as f64 / height as f64;
+        let edge = MAX_LONGEST_EDGE as f64;
+        match (width >= height, height.max(width) > MAX_LONGEST_EDGE) {
+            (_, false) => (height, width),
+            (true, true) => (((edge / ratio) as usize).max(1), MAX_LONGEST_EDGE),
+            (false, true) => (MAX_LONGEST_EDGE, ((edge * ratio) as usize).max(1)),
+        }
+    }
+
+    /// A size of whole tiles.
+    fn of_tiles(&self, (height, width): (usize, usize)) -> (usize, usize) {
+        let ratio = width as f64 / height as f64;
+        if width >= height {
+            let width = width.next_multiple_of(self.tile);
+            let height = (width as f64 / ratio) as usize;
+            (height.next_multiple_of(self.tile), width)
+        } else {
+            let height = height.next_multiple_of(self.tile);
+            let width = (height as f64 * ratio) as usize;
+            (height, width.next_multiple_of(self.tile))
+        }
+    }
+
+    /// A tile's tokens, with the text before them.
+    fn with_tile(&self, prompt: ImagePrompt, name: &str) -> ImagePrompt {
+        let prompt = prompt.with_text(AROUND_TILE).with_text(name);
+        prompt.with_image_tokens(self.tokens_per_tile)
+    }
+}
+
+impl Tiling for Idefics3 {
+    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+        let square = (self.tile, self.tile);
+        let scaled = resize(
+            image,
+            self.scaled((image.height(), image.width())),
+            self.filter,
+        );
+        let mut tiles = Vec::new();
+        let mut prompt = ImagePrompt::default();
+        let whole = if self.is_cut {
+            let size = self.of_tiles((scaled.height(), scaled.width()));
+            let whole = resize(&scaled, size, self.filter);
+            if size != square {
+                tiles = whole.tiles(square);
+                let num_columns = size.1 / self.tile;
+                for tile in 0..tiles.len() {
+                    let (row, column) = (tile / num_columns + 1, tile % num_columns + 1);
+                    prompt = self.with_tile(prompt, &format!("<row_{row}_col_{column}>"));
+                    if column == num_columns {
+                        prompt = prompt.with_text("\n");
+                    }
+                }
+                prompt = prompt.with_text("\n");
+            }
+            whole
+        } else {
+            scaled
+        };
+        tiles.push(resize(&whole, square, self.filter));
+        let prompt = self.with_tile(prompt, WHOLE_IMAGE);
+        Ok((tiles, prompt.with_text(AROUND_TILE)))
+    }
+}

@@ -1,0 +1,127 @@
+//! InternVL 3 in transformers' format: squares in the grid whose shape is nearest to the image's, and a thumbnail. Source:
+//! `GotOcr2ImageProcessor` and `InternVLProcessor` of transformers.
+
+use inflight_base::LoadError;
+
+use super::files::{CLIP, ProcessorFiles};
+use super::{ImageProcessor, Tiling};
+use crate::error::ImageError;
+use crate::patches::{PatchLayout, PatchOrder};
+use crate::pixels::Pixels;
+use crate::prompt::ImagePrompt;
+use crate::resizing::{Filter, resize};
+
+#[derive(Debug)]
+struct InternVl {
+    filter: Filter,
+    /// Rows and columns of pixels of a tile.
+    tile: (usize, usize),
+    min_tiles: usize,
+    max_tiles: usize,
+    tokens_per_tile: usize,
+    start: String,
+    end: String,
+}
+
+pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
+    let filter = files.filter(Filter::Bicubic)?;
+    let normalisation = files.normalisation(CLIP)?;
+    let image = &mut files.image;
+    let tile = match image.object("size")? {
+        None => (384, 384),
+        Some(mut size) => {
+            let height = size.size("height")?.ok_or_else(|| size.lacks("height"))?;
+            let width = size.size("width")?.ok_or_else(|| size.lacks("width"))?;
+            size.finish(&[])?;
+            (height, width)
+        }
+    };
+    // The processor of InternVL cuts images whatever the image processor's field says.
+    image.switch("crop_to_patches")?;
+    let min_tiles = image.size("min_patches")?.unwrap_or(1);
+    let max_tiles = image.size("max_patches")?.unwrap_or(12);
+    if max_tiles > MAX_TILES || min_tiles > max_tiles {
+        return Err(image.error(&format!(
+            "min_patches is {min_tiles} and max_patches is {max_tiles}, which are not in order and at most {MAX_TILES}"
+        )));
+    }
+    let tokens_per_tile = files.processor.size("image_seq_length")?.unwrap_or(256);
+    let patch_side = files.patch_side()?;
+    let downsampling = files.config.number("downsample_ratio")?.unwrap_or(0.5);
+    let num_patches = (tile.0 / patch_side) * (tile.1 / patch_side);
+    if (num_patches as f64 * downsampling * downsampling) as usize != tokens_per_tile {
+        return Err(files.processor.error(&format!(
+            "image_seq_length is {tokens_per_tile}, but tiles of {} x {} pixels with patches of {patch_side} and the \
+             downsample ratio {downsampling} do not have so many tokens",
+            tile.0, tile.1
+        )));
+    }
+    let token = |name, default: &str| files.token(name).unwrap_or_else(|| default.to_owned());
+    let image_token = token("context_image_token", "<IMG_CONTEXT>");
+    let (start, end) = (
+        token("start_image_token", "<img>"),
+        token("end_image_token", "</img>"),
+    );
+    files.finish()?;
+    Ok(ImageProcessor {
+        placeholder: image_token.clone(),
+        image_token,
+        normalisation,
+        layout: PatchLayout {
+            side: patch_side,
+            order: PatchOrder::Rows,
+        },
+        tiling: Box::new(InternVl {
+            filter,
+            tile,
+            min_tiles,
+            max_tiles,
+            tokens_per_tile,
+            start,
+            end,
+        }),
+    })
+}
+
+/// The largest value of `max_patches`.
+const MAX_TILES: usize = 64;
+
+impl InternVl {
+    /// Columns and rows of tiles. Of grids that are equally near to the image's shape, the largest one that the image
+    /// fills by more than half.
+    fn grid(&self, image: &Pixels) -> (usize, usize) {
+        let sides = 1..=self.max_tiles;
+        let mut grids: Vec<(usize, usize)> = sides
+            .clone()
+            .flat_map(|columns| sides.clone().map(move |rows| (columns, rows)))
+            .filter(|(columns, rows)| (self.min_tiles..=self.max_tiles).contains(&(columns * rows)))
+            .collect();
+        grids.sort_by_key(|(columns, rows)| columns * rows);
+        let ratio = image.width() as f64 / image.height() as f64;
+        let num_pixels = (image.width() * image.height()) as f64;
+        let (mut nearest, mut best) = (f64::INFINITY, (1, 1));
+        for (columns, rows) in grids {
+            let distance = (ratio - columns as f64 / rows as f64).abs();
+            let area = 0.5 * (self.tile.0 * self.tile.1 * columns * rows) as f64;
+            if distance < nearest || (distance == nearest && num_pixels > area) {
+                nearest = distance;
+                best = (columns, rows);
+            }
+        }
+        best
+    }
+}
+
+impl Tiling for InternVl {
+    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+        let (columns, rows) = self.grid(image);
+        let size = (self.tile.0 * rows, self.tile.1 * columns);
+        let mut tiles = resize(image, size, self.filter).tiles(self.tile);
+        if tiles.len() > 1 {
+            tiles.push(resize(image, self.tile, self.filter));
+        }
+        let prompt = ImagePrompt::default().with_text(&self.start);
+        let prompt = prompt.with_image_tokens(self.tokens_per_tile * tiles.len());
+        Ok((tiles, prompt.with_text(&self.end)))
+    }
+}

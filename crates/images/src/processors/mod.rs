@@ -1,0 +1,140 @@
+//! The processors of checkpoints: how an image becomes tiles, and which tokens stand for it in a prompt. Each is data that
+//! one file reads from a checkpoint's JSON files, with the defaults of transformers.
+
+mod files;
+mod idefics3;
+mod internvl;
+mod qwen_vl;
+
+use std::fmt::Debug;
+use std::path::Path;
+
+use inflight_base::LoadError;
+
+use crate::error::ImageError;
+use crate::normalisation::Normalisation;
+use crate::patches::{ImagePatches, PatchLayout};
+use crate::pixels::Pixels;
+use crate::prompt::ImagePrompt;
+
+use files::ProcessorFiles;
+
+/// Reads a processor.
+type Read = fn(ProcessorFiles) -> Result<ImageProcessor, LoadError>;
+
+/// The processors by their image processor's class, without the ending `Fast`, and the types of their models.
+const PROCESSORS: &[(&str, &[&str], Read)] = &[
+    (
+        "Idefics3ImageProcessor",
+        &["idefics3", "smolvlm"],
+        idefics3::read,
+    ),
+    (
+        "SmolVLMImageProcessor",
+        &["idefics3", "smolvlm"],
+        idefics3::read,
+    ),
+    ("GotOcr2ImageProcessor", &["internvl"], internvl::read),
+    (
+        "Qwen2VLImageProcessor",
+        &[
+            "qwen2_vl",
+            "qwen2_5_vl",
+            "qwen3_vl",
+            "qwen3_vl_moe",
+            "qwen3_5",
+            "qwen3_5_moe",
+        ],
+        qwen_vl::read,
+    ),
+];
+
+/// How the images of a checkpoint are processed.
+#[derive(Debug)]
+pub struct ImageProcessor {
+    placeholder: String,
+    image_token: String,
+    normalisation: Normalisation,
+    layout: PatchLayout,
+    tiling: Box<dyn Tiling>,
+}
+
+/// An image that is ready for a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProcessedImage {
+    /// What the vision tower reads.
+    pub patches: ImagePatches,
+    /// What replaces the image's placeholder in the prompt.
+    pub prompt: ImagePrompt,
+    /// Rows and columns of pixels before the image was resized. Models that remove the padding of an image need them.
+    pub size: (usize, usize),
+}
+
+/// What differs between processors.
+trait Tiling: Debug + Send + Sync {
+    /// The tiles of an image, all in their final size, and its prompt.
+    ///
+    /// # Errors
+    /// The processor takes no image of this shape.
+    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError>;
+}
+
+impl ImageProcessor {
+    /// Reads the processor of a checkpoint in a folder: `config.json`, `preprocessor_config.json`,
+    /// `processor_config.json` and `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, or the processor or one of its options is unknown.
+    pub fn open(folder: &Path) -> Result<Self, LoadError> {
+        let files = ProcessorFiles::open(folder)?;
+        let known = PROCESSORS
+            .iter()
+            .find(|(class, _, _)| *class == files.class);
+        let Some((_, model_types, read)) = known else {
+            let names: Vec<&str> = PROCESSORS.iter().map(|(class, ..)| *class).collect();
+            return Err(files.image.error(&format!(
+                "image processor '{}' is unknown; known are {}",
+                files.class,
+                names.join(", ")
+            )));
+        };
+        if !model_types.contains(&files.model_type.as_str()) {
+            return Err(files.config.error(&format!(
+                "model type '{}' is unknown with the image processor '{}'; known are {}",
+                files.model_type,
+                files.class,
+                model_types.join(", ")
+            )));
+        }
+        read(files)
+    }
+
+    /// The text that stands for an image in a rendered prompt, which [`ProcessedImage::prompt`] replaces.
+    pub fn placeholder(&self) -> &str {
+        &self.placeholder
+    }
+
+    /// The name of the token of [`crate::PromptPiece::ImageTokens`].
+    pub fn image_token(&self) -> &str {
+        &self.image_token
+    }
+
+    /// Processes an image.
+    ///
+    /// # Errors
+    /// The processor takes no image of this shape.
+    pub fn process(&self, image: &Pixels) -> Result<ProcessedImage, ImageError> {
+        let (tiles, prompt) = self.tiling.arrange(image)?;
+        let (values, tiles) = self.layout.cut(&tiles, &self.normalisation);
+        let num_tokens = prompt.num_image_tokens();
+        Ok(ProcessedImage {
+            patches: ImagePatches {
+                values,
+                tiles,
+                num_tokens,
+            },
+            prompt,
+            size: (image.height(), image.width()),
+        })
+    }
+}

@@ -1,0 +1,5 @@
+//! Decoding and processing, compared with transformers.
+
+mod decoding;
+mod fixtures;
+mod processors;
