@@ -67,6 +67,14 @@ impl Fields {
         self.fields.get(name)
     }
 
+    /// Sets a field that is missing.
+    pub fn set_default(&mut self, name: &str, value: Value) {
+        let field = self.fields.entry(name).or_insert(Value::Null);
+        if field.is_null() {
+            *field = value;
+        }
+    }
+
     /// Returns the rest of an object that was taken.
     pub fn put_back(&mut self, name: &str, object: Self) {
         self.fields
@@ -131,6 +139,34 @@ impl Fields {
         }
     }
 
+    /// Takes a size that is an object with a single field.
+    pub fn edge(&mut self, name: &str, edge: &str) -> Result<Option<usize>, LoadError> {
+        let Some(mut object) = self.object(name)? else {
+            return Ok(None);
+        };
+        let Some(size) = object.size(edge)? else {
+            return Err(object.lacks(edge));
+        };
+        object.finish(&[])?;
+        Ok(Some(size))
+    }
+
+    /// Takes a height and a width; a single number is both.
+    pub fn rectangle(&mut self, name: &str) -> Result<Option<(usize, usize)>, LoadError> {
+        if self.fields.get(name).is_some_and(Value::is_number) {
+            return Ok(self.size(name)?.map(|side| (side, side)));
+        }
+        let Some(mut object) = self.object(name)? else {
+            return Ok(None);
+        };
+        let height = object.size("height")?;
+        let height = height.ok_or_else(|| object.lacks("height"))?;
+        let width = object.size("width")?;
+        let width = width.ok_or_else(|| object.lacks("width"))?;
+        object.finish(&[])?;
+        Ok(Some((height, width)))
+    }
+
     /// Takes a switch.
     pub fn switch(&mut self, name: &str) -> Result<Option<bool>, LoadError> {
         match self.take(name) {
@@ -172,6 +208,22 @@ impl Fields {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
             Some(other) => Err(self.wrong(name, &other, "a text")),
+        }
+    }
+
+    /// Refuses a switch that is off and has to be on.
+    pub fn demand_switch(&mut self, name: &str) -> Result<(), LoadError> {
+        match self.switch(name)? {
+            Some(false) => Err(self.wrong(name, &Value::Bool(false), "supported; only true is")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a switch that is on and has no effect here.
+    pub fn refuse_switch(&mut self, name: &str) -> Result<(), LoadError> {
+        match self.switch(name)? {
+            Some(true) => Err(self.wrong(name, &Value::Bool(true), "supported; only false is")),
+            _ => Ok(()),
         }
     }
 

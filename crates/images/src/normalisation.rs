@@ -2,6 +2,9 @@
 
 use crate::pixels::NUM_CHANNELS;
 
+/// Mean and deviation of each channel.
+pub type Scales = ([f64; NUM_CHANNELS], [f64; NUM_CHANNELS]);
+
 /// How a value of 8 bits becomes a number.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Normalisation {
@@ -12,9 +15,25 @@ pub enum Normalisation {
     },
     /// Its product with a factor.
     Rescaled { factor: f32 },
+    /// Both of them one after the other, each result rounded to bf16.
+    Bf16 {
+        factor: f32,
+        mean: [f32; NUM_CHANNELS],
+        deviation: [f32; NUM_CHANNELS],
+    },
 }
 
 impl Normalisation {
+    /// The product with a factor, its difference to the mean, and the quotient with the deviation. Rounded as transformers
+    /// does, which multiplies mean and deviation with the inverse factor.
+    pub fn standard(factor: f64, (mean, deviation): Scales) -> Self {
+        let scaled = |number: f64| number as f32 * (1.0 / factor) as f32;
+        Self::Standard {
+            mean: mean.map(scaled),
+            deviation: deviation.map(scaled),
+        }
+    }
+
     /// The numbers of all values, by channel.
     pub fn tables(&self) -> [[f32; 256]; NUM_CHANNELS] {
         std::array::from_fn(|channel| {
@@ -26,6 +45,22 @@ impl Normalisation {
         match self {
             Self::Standard { mean, deviation } => (value - mean[channel]) / deviation[channel],
             Self::Rescaled { factor } => value * factor,
+            Self::Bf16 {
+                factor,
+                mean,
+                deviation,
+            } => {
+                let rescaled = to_bf16(value * factor);
+                let centred = to_bf16(rescaled - to_bf16(mean[channel]));
+                to_bf16(centred / to_bf16(deviation[channel]))
+            }
         }
     }
+}
+
+/// The nearest number of bf16, or of two the even one.
+fn to_bf16(number: f32) -> f32 {
+    let bits = number.to_bits();
+    let rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    f32::from_bits(rounded & 0xffff_0000)
 }

@@ -4,6 +4,8 @@
 //! image shrinks, the window grows with it. Weights are rounded to 16 bits with as many binary places as fit, and sums
 //! to 8 bits after each direction.
 
+use std::ops::Range;
+
 use crate::pixels::{NUM_CHANNELS, Pixels};
 
 /// The shape of the window.
@@ -18,19 +20,30 @@ pub enum Filter {
 }
 
 /// The image in another size.
-pub fn resize(image: &Pixels, (height, width): (usize, usize), filter: Filter) -> Pixels {
-    if (image.height(), image.width()) == (height, width) {
+pub fn resize(image: &Pixels, size: (usize, usize), filter: Filter) -> Pixels {
+    if (image.height(), image.width()) == size {
         return image.clone();
     }
-    let along_rows = Windows::new(image.width(), width, filter);
-    let along_columns = Windows::new(image.height(), height, filter);
-    let row_len = width * NUM_CHANNELS;
-    let mut sums = vec![0_i32; height * row_len];
+    resize_part(image, size, (0..size.0, 0..size.1), filter)
+}
+
+/// The rows and columns of `part` of an image in another size. Memory is taken for the part only.
+pub fn resize_part(
+    image: &Pixels,
+    (height, width): (usize, usize),
+    (rows, columns): (Range<usize>, Range<usize>),
+    filter: Filter,
+) -> Pixels {
+    let (num_rows, num_columns) = (rows.len(), columns.len());
+    let along_rows = Windows::new(image.width(), width, columns, filter);
+    let along_columns = Windows::new(image.height(), height, rows, filter);
+    let row_len = num_columns * NUM_CHANNELS;
+    let mut sums = vec![0_i32; num_rows * row_len];
     let mut row = vec![0_u8; row_len];
     // The results whose windows a row of the source is in are neighbours.
     let (mut first, mut end) = (0, 0);
     for y in 0..image.height() {
-        while end < height && along_columns.starts[end] <= y {
+        while end < num_rows && along_columns.starts[end] <= y {
             end += 1;
         }
         while first < end && along_columns.end(first) <= y {
@@ -49,7 +62,7 @@ pub fn resize(image: &Pixels, (height, width): (usize, usize), filter: Filter) -
         }
     }
     let values = sums.iter().map(|&sum| along_columns.rounded(sum));
-    Pixels::new(height, width, values.collect())
+    Pixels::new(num_rows, num_columns, values.collect())
 }
 
 /// For each place of a result, the places of the source that it is made of.
@@ -64,48 +77,57 @@ struct Windows {
 }
 
 impl Windows {
-    fn new(num_sources: usize, num_results: usize, filter: Filter) -> Self {
+    /// The windows of a range of results.
+    fn new(num_sources: usize, num_results: usize, range: Range<usize>, filter: Filter) -> Self {
         let scale = num_sources as f64 / num_results as f64;
         let stretch = scale.max(1.0);
         let support = filter.radius() * stretch;
         let max_len = support.ceil() as usize * 2 + 1;
-        let mut windows = Self {
-            starts: Vec::with_capacity(num_results),
-            lens: Vec::with_capacity(num_results),
-            weights: Vec::new(),
-            max_len,
-            precision: 0,
-        };
-        let mut exact = vec![0.0_f64; num_results * max_len];
-        for (result, weights) in exact.chunks_exact_mut(max_len).enumerate() {
+        // The weights of a result, written to the start of a slice, and the first place and the number of places.
+        let weigh = |result: usize, weights: &mut [f64]| {
             let center = scale * (result as f64 + 0.5);
             // Truncated towards zero, as a cast does in C.
             let start = (center - support + 0.5).max(0.0) as usize;
             let end = ((center + support + 0.5) as usize).min(num_sources);
             let len = (end - start).min(max_len);
-            let weights = &mut weights[..len];
-            for (place, weight) in weights.iter_mut().enumerate() {
+            for (place, weight) in weights[..len].iter_mut().enumerate() {
                 let distance = (place + start) as f64 - center + 0.5;
                 *weight = filter.weight(distance * (1.0 / stretch));
             }
-            let total: f64 = weights.iter().sum();
+            let total: f64 = weights[..len].iter().sum();
             if total != 0.0 {
-                for weight in weights {
+                for weight in &mut weights[..len] {
                     *weight /= total;
                 }
             }
-            windows.starts.push(start);
-            windows.lens.push(len);
+            (start, len)
+        };
+        // The largest weight of all results decides the precision of each.
+        let mut largest = 0.0_f64;
+        let mut weights = vec![0.0; max_len];
+        for result in 0..num_results {
+            let (_, len) = weigh(result, &mut weights);
+            largest = weights[..len].iter().copied().fold(largest, f64::max);
         }
-        let largest = exact.iter().copied().fold(0.0, f64::max);
-        windows.precision = (0..22)
+        let precision = (0..22)
             .find(|&places| 0.5 + largest * f64::from(1 << (places + 1)) >= f64::from(1 << 15))
             .unwrap_or(22);
-        let factor = f64::from(1 << windows.precision);
-        windows.weights = exact
-            .iter()
-            .map(|weight| (weight * factor + 0.5_f64.copysign(*weight)) as i16)
-            .collect();
+        let factor = f64::from(1 << precision);
+        let mut windows = Self {
+            starts: Vec::with_capacity(range.len()),
+            lens: Vec::with_capacity(range.len()),
+            weights: vec![0; range.len() * max_len],
+            max_len,
+            precision,
+        };
+        for (result, rounded) in range.zip(windows.weights.chunks_exact_mut(max_len)) {
+            let (start, len) = weigh(result, &mut weights);
+            windows.starts.push(start);
+            windows.lens.push(len);
+            for (rounded, weight) in rounded.iter_mut().zip(&weights[..len]) {
+                *rounded = (weight * factor + 0.5_f64.copysign(*weight)) as i16;
+            }
+        }
         windows
     }
 

@@ -6,18 +6,19 @@ use inflight_base::LoadError;
 use serde_json::Value;
 
 use crate::fields::Fields;
-use crate::normalisation::Normalisation;
+use crate::normalisation::{Normalisation, Scales};
 use crate::pixels::NUM_CHANNELS;
 use crate::resizing::Filter;
 
-/// Mean and deviation of a channel in CLIP's training data.
-pub const CLIP: ([f64; NUM_CHANNELS], [f64; NUM_CHANNELS]) = (
+/// Of CLIP's training data.
+pub const CLIP: Scales = (
     [0.48145466, 0.4578275, 0.40821073],
     [0.26862954, 0.26130258, 0.27577711],
 );
-/// Mean and deviation that map a channel to -1..=1.
-pub const CENTRED: ([f64; NUM_CHANNELS], [f64; NUM_CHANNELS]) =
-    ([0.5; NUM_CHANNELS], [0.5; NUM_CHANNELS]);
+/// The values become -1 to 1.
+pub const CENTRED: Scales = ([0.5; NUM_CHANNELS], [0.5; NUM_CHANNELS]);
+/// The values stay 0 to 1.
+pub const UNCHANGED: Scales = ([0.0; NUM_CHANNELS], [1.0; NUM_CHANNELS]);
 
 /// Fields of an image processor that do not change its result for one image in RGB.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -111,13 +112,7 @@ impl ProcessorFiles {
 
     /// The filter with which images are resized.
     pub fn filter(&mut self, default: Filter) -> Result<Filter, LoadError> {
-        if self.image.switch("do_resize")? == Some(false) {
-            return Err(self.image.wrong(
-                "do_resize",
-                &Value::Bool(false),
-                "supported; only true is",
-            ));
-        }
+        self.image.demand_switch("do_resize")?;
         let Some(value) = self.image.take("resample") else {
             return Ok(default);
         };
@@ -133,32 +128,20 @@ impl ProcessorFiles {
     }
 
     /// How values are normalised, with a mean and a deviation as defaults.
-    pub fn normalisation(
-        &mut self,
-        (mean, deviation): ([f64; NUM_CHANNELS], [f64; NUM_CHANNELS]),
-    ) -> Result<Normalisation, LoadError> {
-        let (factor, [mean, deviation]) = self.scales((mean, deviation))?;
-        if self.image.switch("do_normalize")? == Some(false) {
-            let factor = factor as f32;
-            return Ok(Normalisation::Rescaled { factor });
+    pub fn normalisation(&mut self, default: Scales) -> Result<Normalisation, LoadError> {
+        let (factor, scales) = self.scales(default)?;
+        match self.image.switch("do_normalize")? {
+            Some(false) => Ok(Normalisation::Rescaled {
+                factor: factor as f32,
+            }),
+            _ => Ok(Normalisation::standard(factor, scales)),
         }
-        // Rounded as transformers does: the mean first, and its product with the inverse factor.
-        let scaled = |number: f64| number as f32 * (1.0 / factor) as f32;
-        Ok(Normalisation::Standard {
-            mean: mean.map(scaled),
-            deviation: deviation.map(scaled),
-        })
     }
 
     /// The factor of values, and the mean and the deviation of their products.
-    pub fn scales(
-        &mut self,
-        (mean, deviation): ([f64; NUM_CHANNELS], [f64; NUM_CHANNELS]),
-    ) -> Result<(f64, [[f64; NUM_CHANNELS]; 2]), LoadError> {
+    pub fn scales(&mut self, (mean, deviation): Scales) -> Result<(f64, Scales), LoadError> {
         let image = &mut self.image;
-        if image.switch("do_rescale")? == Some(false) {
-            return Err(image.wrong("do_rescale", &Value::Bool(false), "supported; only true is"));
-        }
+        image.demand_switch("do_rescale")?;
         let factor = image.number("rescale_factor")?.unwrap_or(1.0 / 255.0);
         let mean = image.channels("image_mean")?.unwrap_or(mean);
         let deviation = image.channels("image_std")?.unwrap_or(deviation);
@@ -166,7 +149,7 @@ impl ProcessorFiles {
         if !deviation.iter().chain([&factor]).all(is_positive) {
             return Err(image.error("image_std and rescale_factor have to be positive"));
         }
-        Ok((factor, [mean, deviation]))
+        Ok((factor, (mean, deviation)))
     }
 
     /// A field of the vision tower's section in `config.json` that is a size.
@@ -197,6 +180,15 @@ impl ProcessorFiles {
             .iter()
             .find_map(|place| self.tokenizer.get(place)?.get(name));
         nested.or_else(|| self.tokenizer.get(name)).and_then(text)
+    }
+
+    /// A special token's text that has no default.
+    pub fn required_token(&self, name: &str) -> Result<String, LoadError> {
+        let token = self.token(name);
+        token.ok_or_else(|| {
+            self.tokenizer
+                .error(&format!("the special token '{name}' is missing"))
+        })
     }
 
     /// Refuses the fields that no one has taken.

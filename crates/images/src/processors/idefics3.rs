@@ -35,24 +35,8 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     // Padding only makes images of a batch equally large.
     image.switch("do_pad")?;
     image.switch("return_row_col_info")?;
-    let longest_edge = match image.object("size")? {
-        None => 4 * 364,
-        Some(mut size) => {
-            let edge = size.size("longest_edge")?;
-            let edge = edge.ok_or_else(|| size.lacks("longest_edge"))?;
-            size.finish(&[])?;
-            edge
-        }
-    };
-    let tile = match image.object("max_image_size")? {
-        None => 364,
-        Some(mut size) => {
-            let edge = size.size("longest_edge")?;
-            let edge = edge.ok_or_else(|| size.lacks("longest_edge"))?;
-            size.finish(&[])?;
-            edge
-        }
-    };
+    let longest_edge = image.edge("size", "longest_edge")?.unwrap_or(4 * 364);
+    let tile = image.edge("max_image_size", "longest_edge")?.unwrap_or(364);
     let is_cut = image.switch("do_image_splitting")?.unwrap_or(true);
     let tokens_per_tile = files.processor.size("image_seq_len")?.unwrap_or(169);
     let patch_side = files.patch_side()?;

@@ -11,6 +11,9 @@ use crate::pixels::Pixels;
 use crate::prompt::ImagePrompt;
 use crate::resizing::{Filter, resize};
 
+/// The largest value of `max_patches`.
+const MAX_TILES: usize = 64;
+
 #[derive(Debug)]
 struct InternVl {
     filter: Filter,
@@ -27,15 +30,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let filter = files.filter(Filter::Bicubic)?;
     let normalisation = files.normalisation(CLIP)?;
     let image = &mut files.image;
-    let tile = match image.object("size")? {
-        None => (384, 384),
-        Some(mut size) => {
-            let height = size.size("height")?.ok_or_else(|| size.lacks("height"))?;
-            let width = size.size("width")?.ok_or_else(|| size.lacks("width"))?;
-            size.finish(&[])?;
-            (height, width)
-        }
-    };
+    let tile = image.rectangle("size")?.unwrap_or((384, 384));
     // The processor of InternVL cuts images whatever the image processor's field says.
     image.switch("crop_to_patches")?;
     let min_tiles = image.size("min_patches")?.unwrap_or(1);
@@ -82,9 +77,6 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
         }),
     })
 }
-
-/// The largest value of `max_patches`.
-const MAX_TILES: usize = 64;
 
 impl InternVl {
     /// Columns and rows of tiles. Of grids that are equally near to the image's shape, the largest one that the image

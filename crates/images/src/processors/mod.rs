@@ -1,9 +1,17 @@
 //! The processors of checkpoints: how an image becomes tiles, and which tokens stand for it in a prompt. Each is data that
 //! one file reads from a checkpoint's JSON files, with the defaults of transformers.
 
+mod any_resolution;
 mod files;
+mod gemma3;
+mod gemma4;
 mod idefics3;
 mod internvl;
+mod llama4;
+mod llava;
+mod llava_next;
+mod llava_onevision;
+mod pixtral;
 mod qwen_vl;
 
 use std::fmt::Debug;
@@ -24,17 +32,28 @@ type Read = fn(ProcessorFiles) -> Result<ImageProcessor, LoadError>;
 
 /// The processors by their image processor's class, without the ending `Fast`, and the types of their models.
 const PROCESSORS: &[(&str, &[&str], Read)] = &[
+    ("CLIPImageProcessor", &["llava"], llava::read),
+    ("Gemma3ImageProcessor", &["gemma3"], gemma3::read),
+    ("Gemma4ImageProcessor", &["gemma4"], gemma4::read),
+    ("GotOcr2ImageProcessor", &["internvl"], internvl::read),
     (
         "Idefics3ImageProcessor",
         &["idefics3", "smolvlm"],
         idefics3::read,
     ),
+    ("Llama4ImageProcessor", &["llama4"], llama4::read),
+    ("LlavaImageProcessor", &["llava"], llava::read),
+    ("LlavaNextImageProcessor", &["llava_next"], llava_next::read),
     (
-        "SmolVLMImageProcessor",
-        &["idefics3", "smolvlm"],
-        idefics3::read,
+        "LlavaOnevisionImageProcessor",
+        &["llava_onevision"],
+        llava_onevision::read,
     ),
-    ("GotOcr2ImageProcessor", &["internvl"], internvl::read),
+    (
+        "PixtralImageProcessor",
+        &["llava", "mistral3"],
+        pixtral::read,
+    ),
     (
         "Qwen2VLImageProcessor",
         &[
@@ -46,6 +65,12 @@ const PROCESSORS: &[(&str, &[&str], Read)] = &[
             "qwen3_5_moe",
         ],
         qwen_vl::read,
+    ),
+    ("SiglipImageProcessor", &["llava"], llava::read),
+    (
+        "SmolVLMImageProcessor",
+        &["idefics3", "smolvlm"],
+        idefics3::read,
     ),
 ];
 

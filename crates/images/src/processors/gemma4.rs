@@ -1,0 +1,106 @@
+//! Gemma 4: the image keeps its shape and takes as many patches as a budget allows. Source: `Gemma4ImageProcessor` and
+//! `Gemma4Processor` of transformers, without the padding to the budget.
+
+use inflight_base::LoadError;
+use serde_json::Value;
+
+use super::files::{ProcessorFiles, UNCHANGED};
+use super::{ImageProcessor, Tiling};
+use crate::error::ImageError;
+use crate::patches::{PatchLayout, PatchOrder};
+use crate::pixels::Pixels;
+use crate::prompt::ImagePrompt;
+use crate::resizing::{Filter, resize};
+
+/// The budgets of tokens that the model knows.
+const BUDGETS: [usize; 5] = [70, 140, 280, 560, 1120];
+
+#[derive(Debug)]
+struct Gemma4 {
+    filter: Filter,
+    max_tokens: usize,
+    patch_side: usize,
+    /// The side of the square of patches that becomes a token.
+    pooling: usize,
+    start: String,
+    end: String,
+}
+
+pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
+    let filter = files.filter(Filter::Bicubic)?;
+    files.image.set_default("do_normalize", Value::Bool(false));
+    let normalisation = files.normalisation(UNCHANGED)?;
+    let image = &mut files.image;
+    // Sizes follow from the budget.
+    for unused in ["size", "image_seq_length"] {
+        image.take(unused);
+    }
+    let patch_side = image.size("patch_size")?.unwrap_or(16);
+    let pooling = image.size("pooling_kernel_size")?.unwrap_or(3);
+    let max_tokens = image.size("max_soft_tokens")?.unwrap_or(280);
+    if !BUDGETS.contains(&max_tokens) {
+        let value = Value::from(max_tokens);
+        return Err(image.wrong("max_soft_tokens", &value, &format!("one of {BUDGETS:?}")));
+    }
+    for unused in ["audio_ms_per_token", "audio_seq_length", "image_seq_length"] {
+        files.processor.take(unused);
+    }
+    let image_token = files.required_token("image_token")?;
+    let start = files.required_token("boi_token")?;
+    let end = files.required_token("eoi_token")?;
+    files.finish()?;
+    Ok(ImageProcessor {
+        placeholder: image_token.clone(),
+        image_token,
+        normalisation,
+        layout: PatchLayout {
+            side: patch_side,
+            order: PatchOrder::ChannelsLast,
+        },
+        tiling: Box::new(Gemma4 {
+            filter,
+            max_tokens,
+            patch_side,
+            pooling,
+            start,
+            end,
+        }),
+    })
+}
+
+impl Gemma4 {
+    /// Rows and columns of tokens: as many as the budget and the image's shape allow.
+    fn grid(&self, (height, width): (usize, usize)) -> Result<(usize, usize), ImageError> {
+        let max_patches = self.max_tokens * self.pooling * self.pooling;
+        let max_pixels = max_patches * self.patch_side * self.patch_side;
+        let scale = (max_pixels as f64 / (height * width) as f64).sqrt();
+        let side = (self.pooling * self.patch_side) as f64;
+        let fit = |length: usize| (scale * length as f64 / side).floor() as usize;
+        match (fit(height), fit(width)) {
+            (0, 0) => Err(ImageError::Unsupported {
+                height,
+                width,
+                problem: "less than a token on either side".to_owned(),
+                remedy: "make the image larger".to_owned(),
+            }),
+            (0, _) => Ok((1, (width / height).min(self.max_tokens))),
+            (_, 0) => Ok(((height / width).min(self.max_tokens), 1)),
+            grid => Ok(grid),
+        }
+    }
+}
+
+impl Tiling for Gemma4 {
+    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+        let (rows, columns) = self.grid((image.height(), image.width()))?;
+        let side = self.pooling * self.patch_side;
+        let prompt = ImagePrompt::default()
+            .with_text(&self.start)
+            .with_image_tokens(rows * columns)
+            .with_text(&self.end);
+        Ok((
+            vec![resize(image, (rows * side, columns * side), self.filter)],
+            prompt,
+        ))
+    }
+}

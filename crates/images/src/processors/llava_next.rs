@@ -1,0 +1,82 @@
+//! LLaVA-NeXT (LLaVA 1.6): tiles of the best resolution. Source: `LlavaNextImageProcessor` and `LlavaNextProcessor` of
+//! transformers.
+
+use inflight_base::LoadError;
+
+use super::any_resolution::AnyResolution;
+use super::files::{CLIP, ProcessorFiles};
+use super::llava::Features;
+use super::{ImageProcessor, Tiling};
+use crate::error::ImageError;
+use crate::patches::{PatchLayout, PatchOrder};
+use crate::pixels::Pixels;
+use crate::prompt::ImagePrompt;
+use crate::resizing::Filter;
+
+const DEFAULT_RESOLUTIONS: &[(usize, usize)] =
+    &[(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)];
+
+#[derive(Debug)]
+struct LlavaNext {
+    resolution: AnyResolution,
+    features: Features,
+    /// Rows and columns of patches of a tile.
+    side_in_patches: usize,
+}
+
+pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
+    let filter = files.filter(Filter::Bicubic)?;
+    let normalisation = files.normalisation(CLIP)?;
+    let image = &mut files.image;
+    image.switch("do_pad")?;
+    image.switch("do_center_crop")?;
+    let is_edge = image
+        .get("size")
+        .is_some_and(|size| size.get("shortest_edge").is_some());
+    let size = match is_edge {
+        true => image
+            .edge("size", "shortest_edge")?
+            .map(|edge| (edge, edge)),
+        false => image.rectangle("size")?,
+    };
+    let size = size.unwrap_or((224, 224));
+    let crop = image.rectangle("crop_size")?.unwrap_or(size);
+    if crop != size || size.0 != size.1 {
+        return Err(image.error(&format!(
+            "size {size:?} and crop_size {crop:?} are not the sides of one square"
+        )));
+    }
+    let resolution = AnyResolution::read(image, filter, size.0, DEFAULT_RESOLUTIONS)?;
+    let features = Features::read(&mut files)?;
+    let patch_side = features.patch_side;
+    let side_in_patches = size.0 / patch_side;
+    let image_token = features.image_token.clone();
+    files.finish()?;
+    Ok(ImageProcessor {
+        placeholder: image_token.clone(),
+        image_token,
+        normalisation,
+        layout: PatchLayout {
+            side: patch_side,
+            order: PatchOrder::Rows,
+        },
+        tiling: Box::new(LlavaNext {
+            resolution,
+            features,
+            side_in_patches,
+        }),
+    })
+}
+
+impl Tiling for LlavaNext {
+    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+        let (rows, columns) = self.resolution.unpadded(image, self.side_in_patches);
+        let whole = self
+            .features
+            .number(self.side_in_patches * self.side_in_patches);
+        // Each row of features ends with one for the new line.
+        let num_tokens = whole + rows * columns + rows;
+        let prompt = ImagePrompt::default().with_image_tokens(num_tokens);
+        Ok((self.resolution.tiles(image), prompt))
+    }
+}

@@ -1,0 +1,104 @@
+//! LLaVA-OneVision: tiles of the best resolution, whose features are shrunk to a bound. Source:
+//! `LlavaOnevisionImageProcessor` and `LlavaOnevisionProcessor` of transformers. A prompt with several images is processed
+//! like several prompts with one.
+
+use inflight_base::LoadError;
+use serde_json::Value;
+
+use super::any_resolution::{AnyResolution, is_first_dropped};
+use super::files::{CLIP, ProcessorFiles};
+use super::{ImageProcessor, Tiling};
+use crate::error::ImageError;
+use crate::patches::{PatchLayout, PatchOrder};
+use crate::pixels::Pixels;
+use crate::prompt::ImagePrompt;
+use crate::resizing::Filter;
+
+/// Sides of the default resolutions in tiles.
+const DEFAULT_SIDES: std::ops::RangeInclusive<usize> = 1..=6;
+
+#[derive(Debug)]
+struct LlavaOnevision {
+    resolution: AnyResolution,
+    /// Rows and columns of features of a tile.
+    side_in_patches: usize,
+    /// The features that are not shrunk, in tiles.
+    max_tiles: usize,
+    is_first_dropped: bool,
+}
+
+pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
+    let filter = files.filter(Filter::Bicubic)?;
+    let normalisation = files.normalisation(CLIP)?;
+    let image = &mut files.image;
+    image.switch("do_pad")?;
+    image.refuse_switch("do_center_crop")?;
+    let (height, side) = image.rectangle("size")?.unwrap_or((384, 384));
+    if height != side {
+        return Err(image.error(&format!("size is {height} x {side}, which is no square")));
+    }
+    let sides = DEFAULT_SIDES.map(|tiles| tiles * 384);
+    let default: Vec<_> = sides
+        .clone()
+        .flat_map(|height| sides.clone().map(move |width| (height, width)))
+        .collect();
+    let resolution = AnyResolution::read(image, filter, side, &default)?;
+    let processor = &mut files.processor;
+    let strategy = processor.text("vision_feature_select_strategy")?;
+    let strategy = strategy.unwrap_or_else(|| "full".to_owned());
+    let is_first_dropped = is_first_dropped(&strategy, processor)?;
+    let aspect = processor.text("vision_aspect_ratio")?;
+    let aspect = aspect.unwrap_or_else(|| "anyres_max_9".to_owned());
+    let max_tiles = aspect
+        .strip_prefix("anyres_max_")
+        .and_then(|tiles| tiles.parse().ok());
+    let Some(max_tiles) = max_tiles.filter(|tiles| *tiles > 0) else {
+        let name = "vision_aspect_ratio";
+        return Err(processor.wrong(name, &Value::from(aspect), "anyres_max_ with a number"));
+    };
+    let image_token = processor
+        .text("image_token")?
+        .unwrap_or_else(|| "<image>".to_owned());
+    let num_tokens = processor.size("num_image_tokens")?;
+    let patch_side = files.patch_side()?;
+    let side_in_patches = side / patch_side;
+    let num_patches = side_in_patches * side_in_patches;
+    if num_tokens.is_some_and(|num_tokens| num_tokens != num_patches) {
+        return Err(files.processor.error(&format!(
+            "num_image_tokens is not {num_patches}, the patches of {patch_side} pixels in a tile of {side}"
+        )));
+    }
+    let image_token = files.token("image_token").unwrap_or(image_token);
+    files.finish()?;
+    Ok(ImageProcessor {
+        placeholder: image_token.clone(),
+        image_token,
+        normalisation,
+        layout: PatchLayout {
+            side: patch_side,
+            order: PatchOrder::Rows,
+        },
+        tiling: Box::new(LlavaOnevision {
+            resolution,
+            side_in_patches,
+            max_tiles,
+            is_first_dropped,
+        }),
+    })
+}
+
+impl Tiling for LlavaOnevision {
+    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+        let num_patches = self.side_in_patches * self.side_in_patches;
+        let (mut rows, mut columns) = self.resolution.unpadded(image, self.side_in_patches);
+        let excess = (rows * columns) as f64 / (self.max_tiles * num_patches) as f64;
+        let ratio = excess.sqrt();
+        if ratio > 1.1 {
+            [rows, columns] = [rows, columns].map(|side| (side as f64 / ratio).floor() as usize);
+        }
+        // Each row of features ends with one for the new line.
+        let num_tokens = num_patches + rows * columns + rows - usize::from(self.is_first_dropped);
+        let prompt = ImagePrompt::default().with_image_tokens(num_tokens);
+        Ok((self.resolution.tiles(image), prompt))
+    }
+}

@@ -1,0 +1,117 @@
+//! Pixtral and Mistral 3: the image keeps its shape, with whole patches on each side, and each row of its tokens ends with
+//! a token of its own. Source: `PixtralImageProcessor` and `PixtralProcessor` of transformers.
+
+use inflight_base::LoadError;
+use serde_json::Value;
+
+use super::files::{CLIP, ProcessorFiles};
+use super::{ImageProcessor, Tiling};
+use crate::error::ImageError;
+use crate::patches::{PatchLayout, PatchOrder};
+use crate::pixels::Pixels;
+use crate::prompt::ImagePrompt;
+use crate::resizing::{Filter, resize};
+
+#[derive(Debug)]
+struct Pixtral {
+    filter: Filter,
+    /// The most rows and columns of pixels.
+    max_size: (usize, usize),
+    /// The side of a token in pixels.
+    side: usize,
+    row_end: String,
+    end: String,
+}
+
+pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
+    let filter = files.filter(Filter::Bicubic)?;
+    let normalisation = files.normalisation(CLIP)?;
+    let image = &mut files.image;
+    image.refuse_switch("do_center_crop")?;
+    // Padding only makes images of a batch equally large, and the size of patches is a field of the processor.
+    image.switch("do_pad")?;
+    image.square("patch_size")?;
+    let is_edge = image.get("size").and_then(|size| size.get("longest_edge"));
+    let max_size = match is_edge.is_some_and(Value::is_number) {
+        true => image.edge("size", "longest_edge")?.map(|edge| (edge, edge)),
+        false => image.rectangle("size")?,
+    };
+    let max_size = max_size.unwrap_or((1024, 1024));
+    let processor = &mut files.processor;
+    let patch_side = processor.size("patch_size")?.unwrap_or(16);
+    let merge = processor.size("spatial_merge_size")?.unwrap_or(1);
+    let mut token = |name, default: &str| -> Result<String, LoadError> {
+        Ok(processor.text(name)?.unwrap_or_else(|| default.to_owned()))
+    };
+    let image_token = token("image_token", "[IMG]")?;
+    let row_end = token("image_break_token", "[IMG_BREAK]")?;
+    let end = token("image_end_token", "[IMG_END]")?;
+    let of_tower = files.patch_side()?;
+    if of_tower != patch_side {
+        return Err(files.processor.error(&format!(
+            "patch_size is {patch_side}, but that of the vision tower in config.json {of_tower}"
+        )));
+    }
+    files.finish()?;
+    Ok(ImageProcessor {
+        placeholder: image_token.clone(),
+        image_token,
+        normalisation,
+        layout: PatchLayout {
+            side: patch_side,
+            order: PatchOrder::Rows,
+        },
+        tiling: Box::new(Pixtral {
+            filter,
+            max_size,
+            side: patch_side * merge,
+            row_end,
+            end,
+        }),
+    })
+}
+
+impl Pixtral {
+    /// Rows and columns of tokens.
+    fn grid(&self, (height, width): (usize, usize)) -> Result<(usize, usize), ImageError> {
+        let (max_height, max_width) = self.max_size;
+        let ratio = f64::max(
+            height as f64 / max_height as f64,
+            width as f64 / max_width as f64,
+        );
+        let fit = |side: usize| match ratio > 1.0 {
+            true => (side as f64 / ratio).floor() as usize,
+            false => side,
+        };
+        let (rows, columns) = (
+            fit(height).div_ceil(self.side),
+            fit(width).div_ceil(self.side),
+        );
+        if rows == 0 || columns == 0 {
+            return Err(ImageError::Unsupported {
+                height,
+                width,
+                problem: format!("too thin to fit into {max_height} x {max_width}"),
+                remedy: "cut the image into parts".to_owned(),
+            });
+        }
+        Ok((rows, columns))
+    }
+}
+
+impl Tiling for Pixtral {
+    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+        let (rows, columns) = self.grid((image.height(), image.width()))?;
+        let size = (rows * self.side, columns * self.side);
+        let mut prompt = ImagePrompt::default();
+        for row in 0..rows {
+            let end = if row + 1 == rows {
+                &self.end
+            } else {
+                &self.row_end
+            };
+            prompt = prompt.with_image_tokens(columns).with_text(end);
+        }
+        Ok((vec![resize(image, size, self.filter)], prompt))
+    }
+}
