@@ -13,13 +13,14 @@ use inputs::Input;
 type Target = fn(&[u8]) -> Input;
 
 /// The targets, by name.
-const TARGETS: [(&str, Target); 9] = [
+const TARGETS: [(&str, Target); 10] = [
     ("chat_template", inputs::chat_template::run),
     ("config_json", inputs::config_json::run),
     ("detokenizer", inputs::detokenizer::run),
     ("ebnf", inputs::ebnf::run),
     ("gguf", inputs::gguf::run),
     ("guide", inputs::guide::run),
+    ("images", inputs::images::run),
     ("replies", inputs::replies::run),
     ("request_options", inputs::request_options::run),
     ("safetensors", inputs::safetensors::run),

@@ -2,8 +2,6 @@
 
 use thiserror::Error;
 
-use crate::limits::MAX_SIDE;
-
 /// Why an image was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ImageError {
@@ -19,7 +17,7 @@ pub enum ImageError {
     },
     /// The image has too many pixels.
     #[error(
-        "{height} x {width} pixels are above the limit of {max_image_pixels} pixels, {MAX_SIDE} a side; \
+        "{height} x {width} pixels are above the limit of {max_image_pixels} pixels, {max_side} a side; \
          make the image smaller"
     )]
     Size {
@@ -29,6 +27,8 @@ pub enum ImageError {
         width: usize,
         /// The limit of their product.
         max_image_pixels: usize,
+        /// The limit of each.
+        max_side: usize,
     },
     /// The image has no pixels.
     #[error("{height} x {width} pixels are none; send an image with at least one pixel")]

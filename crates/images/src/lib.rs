@@ -5,7 +5,8 @@
 //! ```
 //!
 //! An [`ImageProcessor`] comes from the JSON files of a checkpoint and is shared. It computes what the checkpoint's
-//! processor in transformers computes for one image, by torchvision on a CPU. This room does not know models or requests.
+//! processor in transformers computes for one image, by torchvision on a CPU. This room does not know models or
+//! requests.
 
 #![forbid(unsafe_code)]
 

@@ -36,6 +36,7 @@ impl ImageLimits {
                 height,
                 width,
                 max_image_pixels: self.max_image_pixels,
+                max_side: MAX_SIDE,
             });
         }
         Ok(())

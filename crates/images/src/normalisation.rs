@@ -5,17 +5,23 @@ use crate::pixels::NUM_CHANNELS;
 /// Mean and deviation of each channel.
 pub type Scales = ([f64; NUM_CHANNELS], [f64; NUM_CHANNELS]);
 
+/// The colour of the mean.
+pub fn colour_of((mean, _): Scales) -> [u8; NUM_CHANNELS] {
+    mean.map(|mean| (mean * 255.0) as u8)
+}
+
 /// How a value of 8 bits becomes a number.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Normalisation {
-    /// Its difference to the mean, divided by the deviation, both of values from 0 to 255 and of each channel.
+    /// The difference to the mean, divided by the deviation. Both are of values from 0 to 255, for each channel.
     Standard {
         mean: [f32; NUM_CHANNELS],
         deviation: [f32; NUM_CHANNELS],
     },
-    /// Its product with a factor.
+    /// The product with a factor.
     Rescaled { factor: f32 },
-    /// Both of them one after the other, each result rounded to bf16.
+    /// The product with a factor, its difference to the mean, and the quotient with the deviation, each rounded to
+    /// bf16.
     Bf16 {
         factor: f32,
         mean: [f32; NUM_CHANNELS],
@@ -24,8 +30,8 @@ pub enum Normalisation {
 }
 
 impl Normalisation {
-    /// The product with a factor, its difference to the mean, and the quotient with the deviation. Rounded as transformers
-    /// does, which multiplies mean and deviation with the inverse factor.
+    /// The product with a factor, its difference to the mean, and the quotient with the deviation. Rounded as
+    /// transformers does, which multiplies mean and deviation with the inverse factor.
     pub fn standard(factor: f64, (mean, deviation): Scales) -> Self {
         let scaled = |number: f64| number as f32 * (1.0 / factor) as f32;
         Self::Standard {

@@ -44,7 +44,8 @@ pub(crate) struct PatchLayout {
 pub(crate) enum PatchOrder {
     /// Row after row of patches; in a patch channels, rows, columns.
     Rows,
-    /// Row after row of squares of `merge` x `merge` patches; in a patch channels, `temporal` equal frames, rows, columns.
+    /// Row after row of squares of `merge` x `merge` patches; in a patch channels, `temporal` equal frames, rows,
+    /// columns.
     Squares { merge: usize, temporal: usize },
     /// Row after row of patches; in a patch rows, columns, channels.
     ChannelsLast,

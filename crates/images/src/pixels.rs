@@ -16,7 +16,7 @@ pub struct Pixels {
 }
 
 impl Pixels {
-    /// Takes values of the shape `[height, width, 3]`, such as those of a tensor.
+    /// Takes values of the shape `[height, width, 3]`, such as a tensor has.
     ///
     /// # Errors
     /// The shape is another one, does not fit the values, or is above the limits.
@@ -72,8 +72,8 @@ impl Pixels {
         &self.values[y * len..][..len]
     }
 
-    /// The rectangle of `height` x `width` whose first pixel is at (`top`, `left`). Pixels outside of the image have the
-    /// colour `fill`.
+    /// The rectangle of `height` x `width` whose first pixel is at (`top`, `left`). Pixels outside of the image have
+    /// the colour `fill`.
     pub(crate) fn framed(
         &self,
         (top, left): (isize, isize),
@@ -99,6 +99,14 @@ impl Pixels {
             values.extend(fill.repeat(width - num_left - (end - start)));
         }
         Self::new(height, width, values)
+    }
+
+    /// The image in the middle of a square of its longest side.
+    pub(crate) fn squared(&self, fill: [u8; NUM_CHANNELS]) -> Self {
+        let side = self.height.max(self.width);
+        let before = |length: usize| -((side - length) / 2).cast_signed();
+        let place = (before(self.height), before(self.width));
+        self.framed(place, (side, side), fill)
     }
 
     /// The tiles of an image whose size is a multiple of theirs, row after row.

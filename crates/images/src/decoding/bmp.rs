@@ -1,5 +1,5 @@
-//! BMP without compression: palettes of 1, 4 and 8 bits, and pixels of 16, 24 and 32 bits. Only a file that has a mask for
-//! it has an alpha channel.
+//! BMP without compression: palettes of 1, 4 and 8 bits, and pixels of 16, 24 and 32 bits. Only a file that has a mask
+//! for it has an alpha channel.
 
 use super::exif::Orientation;
 use super::{Channels, Decoded, to_rgb};

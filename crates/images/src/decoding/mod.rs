@@ -1,8 +1,8 @@
 //! Decodes PNG, JPEG, WebP, GIF and BMP.
 //!
-//! Sizes are read from the header and checked before anything is decoded. The result is what Pillow and the processors of
-//! transformers make of a file: upright by its EXIF orientation, the first frame of an animation, transparent pixels on
-//! white, CMYK without a colour profile. Of values with 16 bits the upper eight remain.
+//! Sizes are read from the header and checked before anything is decoded. The result is what Pillow and the processors
+//! of transformers make of a file: upright by its EXIF orientation, the first frame of an animation, transparent pixels
+//! on white, CMYK without a colour profile. Of values with 16 bits the upper eight remain.
 
 mod bmp;
 mod exif;

@@ -1,5 +1,5 @@
-//! Images in the best of several resolutions: a copy of all of the image in one tile, and tiles of it enlarged and padded.
-//! LLaVA-NeXT and LLaVA-OneVision. Source: `LlavaNextImageProcessor` of transformers.
+//! Images in the best of several resolutions: a copy of all of the image in one tile, and tiles of it enlarged and
+//! padded. LLaVA-NeXT and LLaVA-OneVision. Source: `LlavaNextImageProcessor` of transformers.
 
 use inflight_base::LoadError;
 use serde_json::Value;
@@ -108,7 +108,7 @@ impl AnyResolution {
         tiles
     }
 
-    /// Rows and columns of features without the padding, given those of a tile.
+    /// Rows and columns of features without the padding, given the rows of a tile.
     pub fn unpadded(&self, image: &Pixels, side_in_patches: usize) -> (usize, usize) {
         let (height, width) = (image.height() as f64, image.width() as f64);
         let (rows, columns) = self.grid((image.height(), image.width()));

@@ -1,5 +1,5 @@
-//! Gemma 3: one tile of a fixed size, whatever the image's shape. Source: `Gemma3ImageProcessor` and `Gemma3Processor` of
-//! transformers, without cutting of long images.
+//! Gemma 3: one tile of a fixed size, whatever the image's shape. Source: `Gemma3ImageProcessor` and `Gemma3Processor`
+//! of transformers, without cutting of long images.
 
 use inflight_base::LoadError;
 
@@ -38,7 +38,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let of_config = files.config.size("mm_tokens_per_image")?.unwrap_or(256);
     if num_tokens != of_config {
         return Err(files.processor.error(&format!(
-            "image_seq_length is {num_tokens}, but mm_tokens_per_image in config.json {of_config}"
+            "image_seq_length is {num_tokens}, but mm_tokens_per_image in config.json is {of_config}"
         )));
     }
     let patch_side = files.patch_side()?;
@@ -66,7 +66,11 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
 }
 
 impl Tiling for Gemma3 {
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+    fn arrange(
+        &self,
+        image: &Pixels,
+        _num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
         let prompt = ImagePrompt::default()
             .with_text(&self.before)
             .with_image_tokens(self.num_tokens)

@@ -91,7 +91,11 @@ impl Gemma4 {
 }
 
 impl Tiling for Gemma4 {
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+    fn arrange(
+        &self,
+        image: &Pixels,
+        _num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
         let (rows, columns) = self.grid((image.height(), image.width()))?;
         let side = self.pooling * self.patch_side;
         let prompt = ImagePrompt::default()

@@ -108,7 +108,11 @@ impl Idefics3 {
 }
 
 impl Tiling for Idefics3 {
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+    fn arrange(
+        &self,
+        image: &Pixels,
+        _num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
         let square = (self.tile, self.tile);
         let scaled = resize(
             image,

@@ -1,5 +1,5 @@
-//! InternVL 3 in transformers' format: squares in the grid whose shape is nearest to the image's, and a thumbnail. Source:
-//! `GotOcr2ImageProcessor` and `InternVLProcessor` of transformers.
+//! InternVL 3 in transformers' format: squares in the grid whose shape is nearest to the image's, and a thumbnail.
+//! Source: `GotOcr2ImageProcessor` and `InternVLProcessor` of transformers.
 
 use inflight_base::LoadError;
 
@@ -105,7 +105,11 @@ impl InternVl {
 }
 
 impl Tiling for InternVl {
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+    fn arrange(
+        &self,
+        image: &Pixels,
+        _num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
         let (columns, rows) = self.grid(image);
         let size = (self.tile.0 * rows, self.tile.1 * columns);
         let mut tiles = resize(image, size, self.filter).tiles(self.tile);

@@ -1,5 +1,5 @@
-//! Llama 4: the image enlarged or shrunk into the grid of tiles that fits it best, padded, and a small copy of all of it.
-//! Source: `Llama4ImageProcessor` and `Llama4Processor` of transformers.
+//! Llama 4: the image enlarged or shrunk into the grid of tiles that fits it best, padded, and a small copy of all of
+//! it. Source: `Llama4ImageProcessor` and `Llama4Processor` of transformers.
 
 use inflight_base::LoadError;
 
@@ -149,7 +149,11 @@ impl Llama4 {
 }
 
 impl Tiling for Llama4 {
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+    fn arrange(
+        &self,
+        image: &Pixels,
+        _num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
         let size = (image.height(), image.width());
         let (rows, columns) = self.grid(size);
         let resized = resize(image, self.within(size, (rows, columns)), self.filter);

@@ -8,7 +8,7 @@ use super::any_resolution::is_first_dropped;
 use super::files::{CENTRED, CLIP, ProcessorFiles};
 use super::{ImageProcessor, Tiling};
 use crate::error::ImageError;
-use crate::normalisation::Normalisation;
+use crate::normalisation::{Normalisation, colour_of};
 use crate::patches::{PatchLayout, PatchOrder};
 use crate::pixels::{NUM_CHANNELS, Pixels};
 use crate::prompt::ImagePrompt;
@@ -40,7 +40,7 @@ enum Size {
 pub struct Features {
     pub patch_side: usize,
     pub image_token: String,
-    /// Tokens of the tower besides those of patches.
+    /// Tokens of the tower besides the patches.
     num_additional: usize,
     is_first_dropped: bool,
 }
@@ -101,7 +101,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
             filter,
             size,
             crop,
-            padding: is_padded.then(|| scales.0.map(|mean| (mean * 255.0) as u8)),
+            padding: is_padded.then(|| colour_of(scales)),
             patch_side,
             features,
         }),
@@ -117,7 +117,7 @@ impl Features {
         let patch_side = processor.size("patch_size")?.unwrap_or(of_tower);
         if patch_side != of_tower {
             return Err(processor.error(&format!(
-                "patch_size is {patch_side}, but that of the vision tower in config.json {of_tower}"
+                "patch_size is {patch_side}, but the vision tower in config.json has {of_tower}"
             )));
         }
         let strategy = processor
@@ -150,20 +150,13 @@ impl Features {
     }
 }
 
-impl Llava {
-    /// The image with a border that makes it a square.
-    fn squared(&self, image: &Pixels) -> Option<Pixels> {
-        let fill = self.padding?;
-        let (height, width) = (image.height(), image.width());
-        let side = height.max(width);
-        let before = |length: usize| -((side - length) / 2).cast_signed();
-        Some(image.framed((before(height), before(width)), (side, side), fill))
-    }
-}
-
 impl Tiling for Llava {
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
-        let squared = self.squared(image);
+    fn arrange(
+        &self,
+        image: &Pixels,
+        _num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+        let squared = self.padding.map(|fill| image.squared(fill));
         let image = squared.as_ref().unwrap_or(image);
         let (height, width) = match self.size {
             Size::Rectangle(height, width) => (height, width),

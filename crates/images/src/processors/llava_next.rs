@@ -69,7 +69,11 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
 }
 
 impl Tiling for LlavaNext {
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+    fn arrange(
+        &self,
+        image: &Pixels,
+        _num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
         let (rows, columns) = self.resolution.unpadded(image, self.side_in_patches);
         let whole = self
             .features

@@ -1,6 +1,6 @@
 //! LLaVA-OneVision: tiles of the best resolution, whose features are shrunk to a bound. Source:
-//! `LlavaOnevisionImageProcessor` and `LlavaOnevisionProcessor` of transformers. A prompt with several images is processed
-//! like several prompts with one.
+//! `LlavaOnevisionImageProcessor` and `LlavaOnevisionProcessor` of transformers. Of several images in a prompt, each is
+//! one tile.
 
 use inflight_base::LoadError;
 use serde_json::Value;
@@ -9,10 +9,11 @@ use super::any_resolution::{AnyResolution, is_first_dropped};
 use super::files::{CLIP, ProcessorFiles};
 use super::{ImageProcessor, Tiling};
 use crate::error::ImageError;
+use crate::normalisation::{Normalisation, colour_of};
 use crate::patches::{PatchLayout, PatchOrder};
-use crate::pixels::Pixels;
+use crate::pixels::{NUM_CHANNELS, Pixels};
 use crate::prompt::ImagePrompt;
-use crate::resizing::Filter;
+use crate::resizing::{Filter, resize};
 
 /// Sides of the default resolutions in tiles.
 const DEFAULT_SIDES: std::ops::RangeInclusive<usize> = 1..=6;
@@ -25,11 +26,15 @@ struct LlavaOnevision {
     /// The features that are not shrunk, in tiles.
     max_tiles: usize,
     is_first_dropped: bool,
+    /// The colour around one of several images.
+    padding: [u8; NUM_CHANNELS],
 }
 
 pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let filter = files.filter(Filter::Bicubic)?;
-    let normalisation = files.normalisation(CLIP)?;
+    files.image.demand_switch("do_normalize")?;
+    let (factor, scales) = files.scales(CLIP)?;
+    let normalisation = Normalisation::standard(factor, scales);
     let image = &mut files.image;
     image.switch("do_pad")?;
     image.refuse_switch("do_center_crop")?;
@@ -83,13 +88,25 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
             side_in_patches,
             max_tiles,
             is_first_dropped,
+            padding: colour_of(scales),
         }),
     })
 }
 
 impl Tiling for LlavaOnevision {
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+    fn arrange(
+        &self,
+        image: &Pixels,
+        num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
         let num_patches = self.side_in_patches * self.side_in_patches;
+        if num_images > 1 {
+            let num_tokens = num_patches + 1 - usize::from(self.is_first_dropped);
+            let prompt = ImagePrompt::default().with_image_tokens(num_tokens);
+            let square = (self.resolution.side, self.resolution.side);
+            let tile = resize(&image.squared(self.padding), square, self.resolution.filter);
+            return Ok((vec![tile], prompt));
+        }
         let (mut rows, mut columns) = self.resolution.unpadded(image, self.side_in_patches);
         let excess = (rows * columns) as f64 / (self.max_tiles * num_patches) as f64;
         let ratio = excess.sqrt();

@@ -1,5 +1,5 @@
-//! The processors of checkpoints: how an image becomes tiles, and which tokens stand for it in a prompt. Each is data that
-//! one file reads from a checkpoint's JSON files, with the defaults of transformers.
+//! The processors of checkpoints: how an image becomes tiles, and which tokens stand for it in a prompt. Each is data
+//! that one file reads from a checkpoint's JSON files, with the defaults of transformers.
 
 mod any_resolution;
 mod files;
@@ -97,11 +97,15 @@ pub struct ProcessedImage {
 
 /// What differs between processors.
 trait Tiling: Debug + Send + Sync {
-    /// The tiles of an image, all in their final size, and its prompt.
+    /// The tiles of an image, all in their final size, and its prompt, given the number of images in all of the prompt.
     ///
     /// # Errors
     /// The processor takes no image of this shape.
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError>;
+    fn arrange(
+        &self,
+        image: &Pixels,
+        num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError>;
 }
 
 impl ImageProcessor {
@@ -144,12 +148,12 @@ impl ImageProcessor {
         &self.image_token
     }
 
-    /// Processes an image.
+    /// Processes one of the `num_images` images of a prompt.
     ///
     /// # Errors
     /// The processor takes no image of this shape.
-    pub fn process(&self, image: &Pixels) -> Result<ProcessedImage, ImageError> {
-        let (tiles, prompt) = self.tiling.arrange(image)?;
+    pub fn process(&self, image: &Pixels, num_images: usize) -> Result<ProcessedImage, ImageError> {
+        let (tiles, prompt) = self.tiling.arrange(image, num_images)?;
         let (values, tiles) = self.layout.cut(&tiles, &self.normalisation);
         let num_tokens = prompt.num_image_tokens();
         Ok(ProcessedImage {

@@ -1,5 +1,5 @@
-//! Pixtral and Mistral 3: the image keeps its shape, with whole patches on each side, and each row of its tokens ends with
-//! a token of its own. Source: `PixtralImageProcessor` and `PixtralProcessor` of transformers.
+//! Pixtral and Mistral 3: the image keeps its shape, with whole patches on each side, and each row of its tokens ends
+//! with a token of its own. Source: `PixtralImageProcessor` and `PixtralProcessor` of transformers.
 
 use inflight_base::LoadError;
 use serde_json::Value;
@@ -49,7 +49,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let of_tower = files.patch_side()?;
     if of_tower != patch_side {
         return Err(files.processor.error(&format!(
-            "patch_size is {patch_side}, but that of the vision tower in config.json {of_tower}"
+            "patch_size is {patch_side}, but the vision tower in config.json has {of_tower}"
         )));
     }
     files.finish()?;
@@ -100,7 +100,11 @@ impl Pixtral {
 }
 
 impl Tiling for Pixtral {
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+    fn arrange(
+        &self,
+        image: &Pixels,
+        _num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
         let (rows, columns) = self.grid((image.height(), image.width()))?;
         let size = (rows * self.side, columns * self.side);
         let mut prompt = ImagePrompt::default();

@@ -1,5 +1,5 @@
-//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: the image keeps about its size and shape, within bounds of pixels. Source:
-//! `Qwen2VLImageProcessor` and `Qwen3VLProcessor` of transformers.
+//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: the image keeps about its size and shape, within bounds of pixels.
+//! Source: `Qwen2VLImageProcessor` and `Qwen3VLProcessor` of transformers.
 
 use inflight_base::LoadError;
 
@@ -106,7 +106,11 @@ impl QwenVl {
 }
 
 impl Tiling for QwenVl {
-    fn arrange(&self, image: &Pixels) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+    fn arrange(
+        &self,
+        image: &Pixels,
+        _num_images: usize,
+    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
         let (height, width) = self.target((image.height(), image.width()))?;
         let side = self.patch_side * self.merge;
         let num_tokens = (height / side) * (width / side);

@@ -1,4 +1,4 @@
-//! The processors of checkpoints, compared with those of transformers (tests/fixtures/make_images.py).
+//! The processors of checkpoints, compared with transformers (tests/fixtures/make_images.py).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,6 +16,7 @@ struct Case {
     processor: String,
     shape: (usize, usize),
     seed: u64,
+    num_images: usize,
     tiles: Vec<(usize, usize)>,
     prompt: Vec<Piece>,
     num_values: usize,
@@ -44,13 +45,13 @@ fn images_become_what_transformers_makes_of_them() {
     let cases: Vec<Case> = read("processed.json");
     let mut tested = BTreeSet::new();
     for case in cases {
-        let name = format!("{} {:?}", case.processor, case.shape);
+        let name = format!("{} {:?} of {}", case.processor, case.shape, case.num_images);
         let processor = ImageProcessor::open(&processor_folder(&case.processor));
         let processor = processor.unwrap_or_else(|error| panic!("{name}: {error}"));
         let (height, width) = case.shape;
         let values = pattern(height, width, case.seed);
         let image = Pixels::from_tensor(&[height, width, 3], &values, &ImageLimits::default());
-        let processed = processor.process(&image.expect("an image"));
+        let processed = processor.process(&image.expect("an image"), case.num_images);
         let processed = processed.unwrap_or_else(|error| panic!("{name}: {error}"));
         let patches = &processed.patches;
         let tiles: Vec<_> = patches

@@ -7,6 +7,7 @@ pub mod detokenizer;
 pub mod ebnf;
 pub mod gguf;
 pub mod guide;
+pub mod images;
 pub mod replies;
 pub mod request_options;
 pub mod safetensors;
