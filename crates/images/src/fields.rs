@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::pixels::NUM_CHANNELS;
 
 /// The largest whole number that a size may be: any larger one would be a mistake, and costs memory.
-const MAX_SIZE: usize = 1 << 16;
+const MAX_SIZE: usize = 1 << 13;
 
 /// A JSON object of a file.
 #[derive(Debug)]

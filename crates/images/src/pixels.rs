@@ -61,6 +61,11 @@ impl Pixels {
         self.width
     }
 
+    /// The rows and the columns.
+    pub fn size(&self) -> (usize, usize) {
+        (self.height, self.width)
+    }
+
     /// `[height][width][3]`.
     pub fn values(&self) -> &[u8] {
         &self.values

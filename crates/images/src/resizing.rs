@@ -21,7 +21,7 @@ pub enum Filter {
 
 /// The image in another size.
 pub fn resize(image: &Pixels, size: (usize, usize), filter: Filter) -> Pixels {
-    if (image.height(), image.width()) == size {
+    if image.size() == size {
         return image.clone();
     }
     resize_part(image, size, (0..size.0, 0..size.1), filter)

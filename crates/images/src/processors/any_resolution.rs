@@ -84,7 +84,7 @@ impl AnyResolution {
 
     /// The copy of all of the image, and the tiles.
     pub fn tiles(&self, image: &Pixels) -> Vec<Pixels> {
-        let (height, width) = (image.height(), image.width());
+        let (height, width) = image.size();
         let (rows, columns) = self.grid((height, width));
         let (max_height, max_width) = (rows * self.side, columns * self.side);
         let down = max_height as f64 / height as f64;
@@ -109,9 +109,9 @@ impl AnyResolution {
     }
 
     /// Rows and columns of features without the padding, given the rows of a tile.
-    pub fn unpadded(&self, image: &Pixels, side_in_patches: usize) -> (usize, usize) {
-        let (height, width) = (image.height() as f64, image.width() as f64);
-        let (rows, columns) = self.grid((image.height(), image.width()));
+    pub fn unpadded(&self, size: (usize, usize), side_in_patches: usize) -> (usize, usize) {
+        let (height, width) = (size.0 as f64, size.1 as f64);
+        let (rows, columns) = self.grid(size);
         let (mut rows, mut columns) = (rows * side_in_patches, columns * side_in_patches);
         if width / height > columns as f64 / rows as f64 {
             let fit = rounded(height * (columns as f64 / width));

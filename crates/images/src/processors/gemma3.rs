@@ -66,15 +66,14 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
 }
 
 impl Tiling for Gemma3 {
-    fn arrange(
-        &self,
-        image: &Pixels,
-        _num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
-        let prompt = ImagePrompt::default()
+    fn prompt(&self, _size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
+        Ok(ImagePrompt::default()
             .with_text(&self.before)
             .with_image_tokens(self.num_tokens)
-            .with_text(&self.after);
-        Ok((vec![resize(image, self.size, self.filter)], prompt))
+            .with_text(&self.after))
+    }
+
+    fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
+        Ok(vec![resize(image, self.size, self.filter)])
     }
 }

@@ -91,20 +91,18 @@ impl Gemma4 {
 }
 
 impl Tiling for Gemma4 {
-    fn arrange(
-        &self,
-        image: &Pixels,
-        _num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
-        let (rows, columns) = self.grid((image.height(), image.width()))?;
-        let side = self.pooling * self.patch_side;
-        let prompt = ImagePrompt::default()
+    fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
+        let (rows, columns) = self.grid(size)?;
+        Ok(ImagePrompt::default()
             .with_text(&self.start)
             .with_image_tokens(rows * columns)
-            .with_text(&self.end);
-        Ok((
-            vec![resize(image, (rows * side, columns * side), self.filter)],
-            prompt,
-        ))
+            .with_text(&self.end))
+    }
+
+    fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
+        let (rows, columns) = self.grid(image.size())?;
+        let side = self.pooling * self.patch_side;
+        let size = (rows * side, columns * side);
+        Ok(vec![resize(image, size, self.filter)])
     }
 }

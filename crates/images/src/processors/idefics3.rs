@@ -86,17 +86,21 @@ impl Idefics3 {
         }
     }
 
-    /// A size of whole tiles.
-    fn of_tiles(&self, (height, width): (usize, usize)) -> (usize, usize) {
+    /// Rows and columns of tiles.
+    fn grid(&self, size: (usize, usize)) -> (usize, usize) {
+        if !self.is_cut {
+            return (1, 1);
+        }
+        let (height, width) = self.scaled(size);
         let ratio = width as f64 / height as f64;
         if width >= height {
-            let width = width.next_multiple_of(self.tile);
-            let height = (width as f64 / ratio) as usize;
-            (height.next_multiple_of(self.tile), width)
+            let columns = width.div_ceil(self.tile);
+            let height = ((columns * self.tile) as f64 / ratio) as usize;
+            (height.div_ceil(self.tile), columns)
         } else {
-            let height = height.next_multiple_of(self.tile);
-            let width = (height as f64 * ratio) as usize;
-            (height, width.next_multiple_of(self.tile))
+            let rows = height.div_ceil(self.tile);
+            let width = ((rows * self.tile) as f64 * ratio) as usize;
+            (rows, width.div_ceil(self.tile))
         }
     }
 
@@ -108,40 +112,34 @@ impl Idefics3 {
 }
 
 impl Tiling for Idefics3 {
-    fn arrange(
-        &self,
-        image: &Pixels,
-        _num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
-        let square = (self.tile, self.tile);
-        let scaled = resize(
-            image,
-            self.scaled((image.height(), image.width())),
-            self.filter,
-        );
-        let mut tiles = Vec::new();
+    fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
+        let (rows, columns) = self.grid(size);
         let mut prompt = ImagePrompt::default();
-        let whole = if self.is_cut {
-            let size = self.of_tiles((scaled.height(), scaled.width()));
-            let whole = resize(&scaled, size, self.filter);
-            if size != square {
-                tiles = whole.tiles(square);
-                let num_columns = size.1 / self.tile;
-                for tile in 0..tiles.len() {
-                    let (row, column) = (tile / num_columns + 1, tile % num_columns + 1);
+        if rows * columns > 1 {
+            for row in 1..=rows {
+                for column in 1..=columns {
                     prompt = self.with_tile(prompt, &format!("<row_{row}_col_{column}>"));
-                    if column == num_columns {
-                        prompt = prompt.with_text("\n");
-                    }
                 }
                 prompt = prompt.with_text("\n");
             }
-            whole
-        } else {
-            scaled
-        };
-        tiles.push(resize(&whole, square, self.filter));
+            prompt = prompt.with_text("\n");
+        }
         let prompt = self.with_tile(prompt, WHOLE_IMAGE);
-        Ok((tiles, prompt.with_text(AROUND_TILE)))
+        Ok(prompt.with_text(AROUND_TILE))
+    }
+
+    fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
+        let square = (self.tile, self.tile);
+        let (rows, columns) = self.grid(image.size());
+        let mut whole = resize(image, self.scaled(image.size()), self.filter);
+        let mut tiles = Vec::new();
+        if self.is_cut {
+            whole = resize(&whole, (rows * self.tile, columns * self.tile), self.filter);
+            if rows * columns > 1 {
+                tiles = whole.tiles(square);
+            }
+        }
+        tiles.push(resize(&whole, square, self.filter));
+        Ok(tiles)
     }
 }

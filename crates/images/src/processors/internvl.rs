@@ -81,7 +81,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
 impl InternVl {
     /// Columns and rows of tiles. Of grids that are equally near to the image's shape, the largest one that the image
     /// fills by more than half.
-    fn grid(&self, image: &Pixels) -> (usize, usize) {
+    fn grid(&self, (height, width): (usize, usize)) -> (usize, usize) {
         let sides = 1..=self.max_tiles;
         let mut grids: Vec<(usize, usize)> = sides
             .clone()
@@ -89,8 +89,8 @@ impl InternVl {
             .filter(|(columns, rows)| (self.min_tiles..=self.max_tiles).contains(&(columns * rows)))
             .collect();
         grids.sort_by_key(|(columns, rows)| columns * rows);
-        let ratio = image.width() as f64 / image.height() as f64;
-        let num_pixels = (image.width() * image.height()) as f64;
+        let ratio = width as f64 / height as f64;
+        let num_pixels = (width * height) as f64;
         let (mut nearest, mut best) = (f64::INFINITY, (1, 1));
         for (columns, rows) in grids {
             let distance = (ratio - columns as f64 / rows as f64).abs();
@@ -105,19 +105,24 @@ impl InternVl {
 }
 
 impl Tiling for InternVl {
-    fn arrange(
-        &self,
-        image: &Pixels,
-        _num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
-        let (columns, rows) = self.grid(image);
+    fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
+        let (columns, rows) = self.grid(size);
+        let num_tiles = match columns * rows {
+            1 => 1,
+            several => several + 1,
+        };
+        let prompt = ImagePrompt::default().with_text(&self.start);
+        let prompt = prompt.with_image_tokens(self.tokens_per_tile * num_tiles);
+        Ok(prompt.with_text(&self.end))
+    }
+
+    fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
+        let (columns, rows) = self.grid(image.size());
         let size = (self.tile.0 * rows, self.tile.1 * columns);
         let mut tiles = resize(image, size, self.filter).tiles(self.tile);
         if tiles.len() > 1 {
             tiles.push(resize(image, self.tile, self.filter));
         }
-        let prompt = ImagePrompt::default().with_text(&self.start);
-        let prompt = prompt.with_image_tokens(self.tokens_per_tile * tiles.len());
-        Ok((tiles, prompt.with_text(&self.end)))
+        Ok(tiles)
     }
 }

@@ -149,34 +149,36 @@ impl Llama4 {
 }
 
 impl Tiling for Llama4 {
-    fn arrange(
-        &self,
-        image: &Pixels,
-        _num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
-        let size = (image.height(), image.width());
+    fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
         let (rows, columns) = self.grid(size);
-        let resized = resize(image, self.within(size, (rows, columns)), self.filter);
-        let canvas = (rows * self.side, columns * self.side);
-        let square = (self.side, self.side);
-        let mut tiles = resized
-            .framed((0, 0), canvas, [0; NUM_CHANNELS])
-            .tiles(square);
         let mut prompt = ImagePrompt::default().with_text("<|image_start|>");
-        if tiles.len() > 1 {
-            tiles.push(resize(image, square, self.filter));
+        if rows * columns > 1 {
             for _ in 0..rows {
-                for column in 0..columns {
+                for _ in 1..columns {
                     prompt = prompt.with_image_tokens(self.tokens_per_tile);
-                    if column + 1 < columns {
-                        prompt = prompt.with_text("<|tile_x_separator|>");
-                    }
+                    prompt = prompt.with_text("<|tile_x_separator|>");
                 }
+                prompt = prompt.with_image_tokens(self.tokens_per_tile);
                 prompt = prompt.with_text("<|tile_y_separator|>");
             }
         }
         let prompt = prompt.with_text(PLACEHOLDER);
         let prompt = prompt.with_image_tokens(self.tokens_per_tile);
-        Ok((tiles, prompt.with_text("<|image_end|>")))
+        Ok(prompt.with_text("<|image_end|>"))
+    }
+
+    fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
+        let (rows, columns) = self.grid(image.size());
+        let size = self.within(image.size(), (rows, columns));
+        let canvas = (rows * self.side, columns * self.side);
+        let resized = resize(image, size, self.filter);
+        let square = (self.side, self.side);
+        let mut tiles = resized
+            .framed((0, 0), canvas, [0; NUM_CHANNELS])
+            .tiles(square);
+        if tiles.len() > 1 {
+            tiles.push(resize(image, square, self.filter));
+        }
+        Ok(tiles)
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::any_resolution::is_first_dropped;
 use super::files::{CENTRED, CLIP, ProcessorFiles};
-use super::{ImageProcessor, Tiling};
+use super::{ImageProcessor, Tiling, check_square};
 use crate::error::ImageError;
 use crate::normalisation::{Normalisation, colour_of};
 use crate::patches::{PatchLayout, PatchOrder};
@@ -150,46 +150,62 @@ impl Features {
     }
 }
 
-impl Tiling for Llava {
-    fn arrange(
-        &self,
-        image: &Pixels,
-        _num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
-        let squared = self.padding.map(|fill| image.squared(fill));
-        let image = squared.as_ref().unwrap_or(image);
-        let (height, width) = match self.size {
+impl Llava {
+    /// The size before a part is kept. With padding, only a square is resized.
+    fn resized(&self, (height, width): (usize, usize)) -> (usize, usize) {
+        match self.size {
             Size::Rectangle(height, width) => (height, width),
+            Size::ShortestEdge(edge) if self.padding.is_some() => (edge, edge),
             Size::ShortestEdge(edge) => {
-                let (height, width) = (image.height(), image.width());
                 let long = (edge * height.max(width)) as f64 / height.min(width) as f64;
-                if width <= height {
-                    (long as usize, edge)
-                } else {
-                    (edge, long as usize)
+                match width <= height {
+                    true => (long as usize, edge),
+                    false => (edge, long as usize),
                 }
             }
-        };
-        let tile = match self.crop {
-            None => resize(image, (height, width), self.filter),
-            Some((max_height, max_width)) => {
-                // The kept part of the resized image, and the border around it if it is smaller.
-                let kept = |length: usize, max: usize| {
-                    let start = length.saturating_sub(max) / 2;
-                    start..start + length.min(max)
-                };
-                let part = (kept(height, max_height), kept(width, max_width));
-                let part = resize_part(image, (height, width), part, self.filter);
-                let before = |max: usize, length: usize| -((max - length) / 2).cast_signed();
-                let place = (
-                    before(max_height, part.height()),
-                    before(max_width, part.width()),
-                );
-                part.framed(place, (max_height, max_width), [0; NUM_CHANNELS])
+        }
+    }
+}
+
+impl Tiling for Llava {
+    fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
+        if self.padding.is_some() {
+            check_square(size)?;
+        }
+        let (height, width) = self.crop.unwrap_or_else(|| self.resized(size));
+        let num_patches = (height / self.patch_side) * (width / self.patch_side);
+        Ok(ImagePrompt::default().with_image_tokens(self.features.number(num_patches)))
+    }
+
+    fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
+        let squared = match self.padding {
+            None => None,
+            Some(fill) => {
+                check_square(image.size())?;
+                Some(image.squared(fill))
             }
         };
-        let num_patches = (tile.height() / self.patch_side) * (tile.width() / self.patch_side);
-        let prompt = ImagePrompt::default().with_image_tokens(self.features.number(num_patches));
-        Ok((vec![tile], prompt))
+        let image = squared.as_ref().unwrap_or(image);
+        let (height, width) = self.resized(image.size());
+        let Some((max_height, max_width)) = self.crop else {
+            return Ok(vec![resize(image, (height, width), self.filter)]);
+        };
+        // The kept part of the resized image, and the border around it if it is smaller.
+        let kept = |length: usize, max: usize| {
+            let start = length.saturating_sub(max) / 2;
+            start..start + length.min(max)
+        };
+        let part = (kept(height, max_height), kept(width, max_width));
+        let part = resize_part(image, (height, width), part, self.filter);
+        let before = |max: usize, length: usize| -((max - length) / 2).cast_signed();
+        let place = (
+            before(max_height, part.height()),
+            before(max_width, part.width()),
+        );
+        Ok(vec![part.framed(
+            place,
+            (max_height, max_width),
+            [0; NUM_CHANNELS],
+        )])
     }
 }

@@ -69,18 +69,15 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
 }
 
 impl Tiling for LlavaNext {
-    fn arrange(
-        &self,
-        image: &Pixels,
-        _num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
-        let (rows, columns) = self.resolution.unpadded(image, self.side_in_patches);
-        let whole = self
-            .features
-            .number(self.side_in_patches * self.side_in_patches);
+    fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
+        let (rows, columns) = self.resolution.unpadded(size, self.side_in_patches);
+        let num_patches = self.side_in_patches * self.side_in_patches;
         // Each row of features ends with one for the new line.
-        let num_tokens = whole + rows * columns + rows;
-        let prompt = ImagePrompt::default().with_image_tokens(num_tokens);
-        Ok((self.resolution.tiles(image), prompt))
+        let num_tokens = self.features.number(num_patches) + rows * columns + rows;
+        Ok(ImagePrompt::default().with_image_tokens(num_tokens))
+    }
+
+    fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
+        Ok(self.resolution.tiles(image))
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::any_resolution::{AnyResolution, is_first_dropped};
 use super::files::{CLIP, ProcessorFiles};
-use super::{ImageProcessor, Tiling};
+use super::{ImageProcessor, Tiling, check_square};
 use crate::error::ImageError;
 use crate::normalisation::{Normalisation, colour_of};
 use crate::patches::{PatchLayout, PatchOrder};
@@ -94,28 +94,33 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
 }
 
 impl Tiling for LlavaOnevision {
-    fn arrange(
-        &self,
-        image: &Pixels,
-        num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
+    fn prompt(&self, size: (usize, usize), num_images: usize) -> Result<ImagePrompt, ImageError> {
         let num_patches = self.side_in_patches * self.side_in_patches;
-        if num_images > 1 {
-            let num_tokens = num_patches + 1 - usize::from(self.is_first_dropped);
-            let prompt = ImagePrompt::default().with_image_tokens(num_tokens);
-            let square = (self.resolution.side, self.resolution.side);
-            let tile = resize(&image.squared(self.padding), square, self.resolution.filter);
-            return Ok((vec![tile], prompt));
-        }
-        let (mut rows, mut columns) = self.resolution.unpadded(image, self.side_in_patches);
+        let num_patches_kept = num_patches - usize::from(self.is_first_dropped);
+        let (mut rows, mut columns) = self.resolution.unpadded(size, self.side_in_patches);
         let excess = (rows * columns) as f64 / (self.max_tiles * num_patches) as f64;
         let ratio = excess.sqrt();
         if ratio > 1.1 {
             [rows, columns] = [rows, columns].map(|side| (side as f64 / ratio).floor() as usize);
         }
         // Each row of features ends with one for the new line.
-        let num_tokens = num_patches + rows * columns + rows - usize::from(self.is_first_dropped);
-        let prompt = ImagePrompt::default().with_image_tokens(num_tokens);
-        Ok((self.resolution.tiles(image), prompt))
+        let num_tokens = match num_images > 1 {
+            false => num_patches_kept + rows * columns + rows,
+            true => {
+                check_square(size)?;
+                num_patches_kept + 1
+            }
+        };
+        Ok(ImagePrompt::default().with_image_tokens(num_tokens))
+    }
+
+    fn tiles(&self, image: &Pixels, num_images: usize) -> Result<Vec<Pixels>, ImageError> {
+        if num_images <= 1 {
+            return Ok(self.resolution.tiles(image));
+        }
+        check_square(image.size())?;
+        let square = (self.resolution.side, self.resolution.side);
+        let squared = image.squared(self.padding);
+        Ok(vec![resize(&squared, square, self.resolution.filter)])
     }
 }

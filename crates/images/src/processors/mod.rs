@@ -95,17 +95,32 @@ pub struct ProcessedImage {
     pub size: (usize, usize),
 }
 
-/// What differs between processors.
+/// What differs between processors. Both functions fail if the processor takes no image of this shape.
 trait Tiling: Debug + Send + Sync {
-    /// The tiles of an image, all in their final size, and its prompt, given the number of images in all of the prompt.
-    ///
-    /// # Errors
-    /// The processor takes no image of this shape.
-    fn arrange(
-        &self,
-        image: &Pixels,
-        num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError>;
+    /// The prompt of an image of so many rows and columns, one of `num_images` in all of the prompt.
+    fn prompt(&self, size: (usize, usize), num_images: usize) -> Result<ImagePrompt, ImageError>;
+
+    /// The tiles of the image, in their final size.
+    fn tiles(&self, image: &Pixels, num_images: usize) -> Result<Vec<Pixels>, ImageError>;
+}
+
+/// The longest side of an image that is padded to a square, which bounds the square's memory.
+const MAX_SQUARE_SIDE: usize = 1 << 13;
+
+/// # Errors
+/// The image is too long to be padded to a square.
+fn check_square((height, width): (usize, usize)) -> Result<(), ImageError> {
+    match height.max(width) > MAX_SQUARE_SIDE {
+        true => Err(ImageError::Unsupported {
+            height,
+            width,
+            problem: format!(
+                "longer than {MAX_SQUARE_SIDE} on a side, too long to be padded to a square"
+            ),
+            remedy: "make the image smaller".to_owned(),
+        }),
+        false => Ok(()),
+    }
 }
 
 impl ImageProcessor {
@@ -148,12 +163,26 @@ impl ImageProcessor {
         &self.image_token
     }
 
+    /// The prompt of an image of so many rows and columns of pixels, one of the `num_images` of a prompt. It costs little,
+    /// so that too many tokens can be refused before an image is processed.
+    ///
+    /// # Errors
+    /// The processor takes no image of this shape.
+    pub fn prompt(
+        &self,
+        size: (usize, usize),
+        num_images: usize,
+    ) -> Result<ImagePrompt, ImageError> {
+        self.tiling.prompt(size, num_images)
+    }
+
     /// Processes one of the `num_images` images of a prompt.
     ///
     /// # Errors
     /// The processor takes no image of this shape.
     pub fn process(&self, image: &Pixels, num_images: usize) -> Result<ProcessedImage, ImageError> {
-        let (tiles, prompt) = self.tiling.arrange(image, num_images)?;
+        let prompt = self.prompt(image.size(), num_images)?;
+        let tiles = self.tiling.tiles(image, num_images)?;
         let (values, tiles) = self.layout.cut(&tiles, &self.normalisation);
         let num_tokens = prompt.num_image_tokens();
         Ok(ProcessedImage {
@@ -163,7 +192,7 @@ impl ImageProcessor {
                 num_tokens,
             },
             prompt,
-            size: (image.height(), image.width()),
+            size: image.size(),
         })
     }
 }

@@ -100,22 +100,18 @@ impl Pixtral {
 }
 
 impl Tiling for Pixtral {
-    fn arrange(
-        &self,
-        image: &Pixels,
-        _num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
-        let (rows, columns) = self.grid((image.height(), image.width()))?;
-        let size = (rows * self.side, columns * self.side);
+    fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
+        let (rows, columns) = self.grid(size)?;
         let mut prompt = ImagePrompt::default();
-        for row in 0..rows {
-            let end = if row + 1 == rows {
-                &self.end
-            } else {
-                &self.row_end
-            };
-            prompt = prompt.with_image_tokens(columns).with_text(end);
+        for _ in 1..rows {
+            prompt = prompt.with_image_tokens(columns).with_text(&self.row_end);
         }
-        Ok((vec![resize(image, size, self.filter)], prompt))
+        Ok(prompt.with_image_tokens(columns).with_text(&self.end))
+    }
+
+    fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
+        let (rows, columns) = self.grid(image.size())?;
+        let size = (rows * self.side, columns * self.side);
+        Ok(vec![resize(image, size, self.filter)])
     }
 }

@@ -106,16 +106,16 @@ impl QwenVl {
 }
 
 impl Tiling for QwenVl {
-    fn arrange(
-        &self,
-        image: &Pixels,
-        _num_images: usize,
-    ) -> Result<(Vec<Pixels>, ImagePrompt), ImageError> {
-        let (height, width) = self.target((image.height(), image.width()))?;
+    fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
+        let (height, width) = self.target(size)?;
         let side = self.patch_side * self.merge;
         let num_tokens = (height / side) * (width / side);
-        let prompt = ImagePrompt::default().with_image_tokens(num_tokens);
-        Ok((vec![resize(image, (height, width), self.filter)], prompt))
+        Ok(ImagePrompt::default().with_image_tokens(num_tokens))
+    }
+
+    fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
+        let target = self.target(image.size())?;
+        Ok(vec![resize(image, target, self.filter)])
     }
 }
 

@@ -222,6 +222,33 @@ fn what_a_processor_does_not_know_is_refused_by_name() {
 }
 
 #[test]
+fn an_image_of_a_wrong_shape_is_refused_with_the_way_out() {
+    let wrong = [
+        ("qwen2-vl", (1, 201), 1, "more than 200 times"),
+        ("pixtral", (1, 150), 1, "too thin to fit into 96 x 96"),
+        ("llava-padded", (1, 8193), 1, "too long to be padded"),
+        ("llava-onevision", (8193, 1), 2, "too long to be padded"),
+    ];
+    for (name, size, num_images, expected) in wrong {
+        let processor = ImageProcessor::open(&processor_folder(name)).expect("a processor");
+        let error = processor
+            .prompt(size, num_images)
+            .expect_err("a wrong shape")
+            .to_string();
+        let (height, width) = size;
+        let start = format!("{height} x {width} pixels are ");
+        assert!(
+            error.starts_with(&start) && error.contains(expected),
+            "{error}"
+        );
+        assert!(
+            error.contains("; cut the image") || error.contains("; make the image"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn a_file_that_is_missing_is_named() {
     for name in ["config.json", "preprocessor_config.json"] {
         let folder = TempFolder::copy_of(&processor_folder("idefics3"));
