@@ -70,3 +70,24 @@ fn to_bf16(number: f32) -> f32 {
     let rounded = bits + 0x7fff + ((bits >> 16) & 1);
     f32::from_bits(rounded & 0xffff_0000)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_halfway_between_two_of_bf16_become_the_even_one() {
+        for (bits, expected) in [
+            (0x3f80_8000, 0x3f80_0000),
+            (0x3f81_8000, 0x3f82_0000),
+            (0x3f80_8001, 0x3f81_0000),
+            (0xbf81_7fff, 0xbf81_0000),
+        ] {
+            assert_eq!(
+                to_bf16(f32::from_bits(bits)).to_bits(),
+                expected,
+                "{bits:x}"
+            );
+        }
+    }
+}
