@@ -35,6 +35,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     // Padding only makes images of a batch equally large.
     image.switch("do_pad")?;
     image.switch("return_row_col_info")?;
+    image.take("video_sampling");
     let longest_edge = image.edge("size", "longest_edge")?.unwrap_or(4 * 364);
     let tile = image.edge("max_image_size", "longest_edge")?.unwrap_or(364);
     let is_cut = image.switch("do_image_splitting")?.unwrap_or(true);

@@ -14,7 +14,8 @@ use crate::resizing::{Filter, resize};
 
 /// The largest value of `max_patches`.
 const MAX_TILES: usize = 64;
-const PLACEHOLDER: &str = "<|image|>";
+/// The token before the tile with all of the image.
+const WHOLE_IMAGE: &str = "<|image|>";
 
 #[derive(Debug)]
 struct Llama4 {
@@ -56,11 +57,24 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
             "patch_size {patch_side} and pixel_shuffle_ratio {ratio} do not fit patches of {of_tower} in config.json"
         )));
     }
+    let placeholder = files.processor.text("image_token")?;
+    let placeholder = placeholder.unwrap_or_else(|| WHOLE_IMAGE.to_owned());
+    // The processor writes these tokens by their usual names, whatever its fields say.
+    for unused in [
+        "end_of_image_token",
+        "fake_image_token",
+        "patch_token",
+        "start_of_image_token",
+        "tile_x_separator_token",
+        "tile_y_separator_token",
+    ] {
+        files.processor.take(unused);
+    }
     let downsampling = (1.0 / (ratio * ratio)).round_ties_even() as usize;
     files.finish()?;
     let side_in_patches = side / patch_side;
     Ok(ImageProcessor {
-        placeholder: PLACEHOLDER.to_owned(),
+        placeholder,
         image_token: "<|patch|>".to_owned(),
         normalisation,
         layout: PatchLayout {
@@ -162,7 +176,7 @@ impl Tiling for Llama4 {
                 prompt = prompt.with_text("<|tile_y_separator|>");
             }
         }
-        let prompt = prompt.with_text(PLACEHOLDER);
+        let prompt = prompt.with_text(WHOLE_IMAGE);
         let prompt = prompt.with_image_tokens(self.tokens_per_tile);
         Ok(prompt.with_text("<|image_end|>"))
     }

@@ -2,6 +2,7 @@
 //! transformers.
 
 use inflight_base::LoadError;
+use serde_json::Value;
 
 use super::any_resolution::AnyResolution;
 use super::files::{CLIP, ProcessorFiles};
@@ -30,6 +31,10 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let image = &mut files.image;
     image.switch("do_pad")?;
     image.switch("do_center_crop")?;
+    let setting = image.text("aspect_ratio_setting")?;
+    if let Some(setting) = setting.filter(|setting| setting != "anyres") {
+        return Err(image.wrong("aspect_ratio_setting", &Value::from(setting), "'anyres'"));
+    }
     let is_edge = image
         .get("size")
         .is_some_and(|size| size.get("shortest_edge").is_some());

@@ -98,6 +98,7 @@ fn error_with(processor: &str, file: &str, field: &str, value: Value) -> String 
 #[test]
 fn what_a_processor_does_not_know_is_refused_by_name() {
     let image = "preprocessor_config.json";
+    let processor_config = "processor_config.json";
     let wrong = [
         (
             "idefics3",
@@ -171,7 +172,7 @@ fn what_a_processor_does_not_know_is_refused_by_name() {
         ),
         (
             "idefics3",
-            "processor_config.json",
+            processor_config,
             "image_seq_len",
             json!(5),
             "image_seq_len is 5",
@@ -210,6 +211,119 @@ fn what_a_processor_does_not_know_is_refused_by_name() {
             "min_pixels",
             json!(1 << 20),
             "1048576, is above the largest",
+        ),
+        (
+            "gemma3",
+            image,
+            "do_pan_and_scan",
+            json!(true),
+            "'do_pan_and_scan': true",
+        ),
+        (
+            "gemma3",
+            "config.json",
+            "mm_tokens_per_image",
+            json!(64),
+            "in config.json is 64",
+        ),
+        (
+            "llama4",
+            image,
+            "size",
+            json!({"height": 56, "width": 84}),
+            "size is 56 x 84",
+        ),
+        (
+            "llama4",
+            image,
+            "do_normalize",
+            json!(false),
+            "'do_normalize': false",
+        ),
+        (
+            "llama4",
+            image,
+            "max_patches",
+            json!(65),
+            "max_patches is 65",
+        ),
+        ("llava", image, "do_pad", json!(true), "'do_pad': true"),
+        (
+            "llava",
+            image,
+            "do_center_crop",
+            json!(false),
+            "has no bound",
+        ),
+        (
+            "llava",
+            processor_config,
+            "patch_size",
+            json!(16),
+            "patch_size is 16",
+        ),
+        (
+            "llava",
+            processor_config,
+            "vision_feature_select_strategy",
+            json!("last"),
+            "\"last\" is not",
+        ),
+        (
+            "llava-next",
+            image,
+            "aspect_ratio_setting",
+            json!("pad"),
+            "\"pad\" is not 'anyres'",
+        ),
+        (
+            "llava-next",
+            image,
+            "crop_size",
+            json!(112),
+            "not the sides of one square",
+        ),
+        (
+            "llava-onevision",
+            image,
+            "image_grid_pinpoints",
+            json!([[56, 57]]),
+            "'image_grid_pinpoints' is not",
+        ),
+        (
+            "llava-onevision",
+            image,
+            "image_grid_pinpoints",
+            json!([[5600, 56000]]),
+            "'image_grid_pinpoints' is not",
+        ),
+        (
+            "llava-onevision",
+            image,
+            "image_grid_pinpoints",
+            json!([]),
+            "'image_grid_pinpoints' is not",
+        ),
+        (
+            "llava-onevision",
+            processor_config,
+            "num_image_tokens",
+            json!(9),
+            "num_image_tokens is not 16",
+        ),
+        (
+            "llava-onevision",
+            processor_config,
+            "vision_aspect_ratio",
+            json!("pad"),
+            "\"pad\" is not",
+        ),
+        (
+            "pixtral",
+            processor_config,
+            "patch_size",
+            json!(14),
+            "patch_size is 14",
         ),
     ];
     for (processor, file, field, value, expected) in wrong {
@@ -261,4 +375,13 @@ fn a_file_that_is_missing_is_named() {
             "{error}"
         );
     }
+    let folder = TempFolder::copy_of(&processor_folder("gemma4"));
+    fs::remove_file(folder.path().join("tokenizer_config.json")).expect("the file was there");
+    let error = ImageProcessor::open(folder.path())
+        .expect_err("no tokens")
+        .to_string();
+    assert!(
+        error.contains("the special token 'image_token' is missing"),
+        "{error}"
+    );
 }
