@@ -26,7 +26,7 @@ pub struct Owner(pub [u8; 32]);
 pub struct Client {
     /// Whose requests it sends.
     pub owner: Owner,
-    /// What it may do.
+    /// The rights of its key.
     pub rights: Arc<Rights>,
 }
 

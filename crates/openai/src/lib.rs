@@ -22,7 +22,7 @@
 //! | `metrics.rs`, `triton_metrics.rs` | metrics of this server and of tritonserver |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `trace.rs` | traces that requests belong to |
-//! | `memory.rs`, `background.rs` | stored responses, and responses that nobody waits for |
+//! | `response_store/`, `background.rs` | stored responses, and responses in the background |
 //! | `keys.rs`, `rights.rs`, `access_log.rs` | who may send requests, how many and for what; a line for each |
 //! | `page.rs`, `page.html` | the page at `/` |
 //! | `live.rs`, `step_file.rs` | the steps of the models as they happen; the files that they are read from |
@@ -53,7 +53,6 @@ pub mod listener;
 pub mod live;
 pub mod load;
 pub mod logprobs;
-pub mod memory;
 pub mod messages;
 pub mod metrics;
 pub mod models;
@@ -64,6 +63,7 @@ pub mod parts;
 pub mod pooled;
 pub mod protocol;
 pub mod rerank;
+pub mod response_store;
 pub mod responses;
 pub mod responses_answer;
 pub mod rights;

@@ -12,8 +12,8 @@ use inflight_openai::adapters::{Adapters, Place};
 use inflight_openai::keys::Keys;
 use inflight_openai::listener::{self, Service};
 use inflight_openai::live::Live;
-use inflight_openai::memory::{Bounds, Memory};
 use inflight_openai::origins::Origin;
+use inflight_openai::response_store::{Bounds, ResponseStore};
 use inflight_openai::server::{Access, Limits, router};
 use inflight_openai::step_file::Source;
 use inflight_openai::tls;
@@ -153,7 +153,7 @@ async fn serve(options: &Options) -> Result<(), String> {
         max_body_time: request_timeout,
     };
     let keys = Arc::new(RwLock::new(read_keys(options)?));
-    let memory = open_memory(options)?;
+    let store = open_store(options)?;
     let live = Live::of(options.stats_file.clone())
         .map_err(|problem| format!("--stats-file {problem}"))?;
     let (address, port) = (options.address, options.port);
@@ -188,7 +188,7 @@ async fn serve(options: &Options) -> Result<(), String> {
             .triton_metrics
             .clone()
             .map(|address| TritonMetrics { address }),
-        memory,
+        store,
         controls_models: options.allow_model_control,
         options: (!options.allow_options.is_empty()).then(|| options.allow_options.clone()),
     };
@@ -221,7 +221,7 @@ fn read_tls(options: &Options) -> Result<Option<TlsAcceptor>, String> {
 }
 
 /// The database of stored responses, if the options name one.
-fn open_memory(options: &Options) -> Result<Option<Memory>, String> {
+fn open_store(options: &Options) -> Result<Option<ResponseStore>, String> {
     let Some(path) = &options.response_store else {
         return Ok(None);
     };
@@ -230,8 +230,8 @@ fn open_memory(options: &Options) -> Result<Option<Memory>, String> {
         max_age: Duration::from_secs(options.response_store_days * 24 * 60 * 60),
         max_history_bytes: options.max_request_bytes,
     };
-    let memory = Memory::open(path, bounds);
-    memory
+    let store = ResponseStore::open(path, bounds);
+    store
         .map(Some)
         .map_err(|problem| format!("--response-store {problem}"))
 }

@@ -20,9 +20,9 @@ const PAIR_OPTION: &str = "text_pair";
 pub trait Pooled: Sized {
     /// The fields of its requests.
     const FIELDS: &'static [Field];
-    /// What the ids of its requests begin with.
+    /// The beginning of the ids of its requests.
     const ID: &'static str;
-    /// What the model gives for a text.
+    /// The output of the model for a text.
     type Output: Output;
 
     /// The request in a body.
@@ -38,7 +38,7 @@ pub trait Pooled: Sized {
     fn answer(&self, id: &str, model: &str, outputs: Vec<Self::Output>) -> Value;
 }
 
-/// What a model that generates nothing gives for a text.
+/// The output of a model that generates nothing, for a text.
 pub trait Output: Sized {
     /// The `task` of a model that gives it.
     const TASK: &'static str;
@@ -70,7 +70,7 @@ impl Texts {
     /// These texts for a model, with these options; `None` is the only model that gives the output.
     ///
     /// # Errors
-    /// What all requests to Triton have in common is too large to be copied for each.
+    /// The part that all requests to Triton share is too large to be copied for each.
     pub fn new(
         model: Option<String>,
         firsts: Vec<Input>,
@@ -95,7 +95,7 @@ impl Texts {
     /// The texts as the first ones of pairs, whose second ones are in a field of this name. A text may have none.
     ///
     /// # Errors
-    /// What all pairs have in common is too large to be copied for each.
+    /// The part that all pairs share is too large to be copied for each.
     pub fn with_seconds(
         mut self,
         seconds: Vec<Option<String>>,

@@ -9,8 +9,8 @@ use crate::endpoint::Endpoint;
 use crate::fields::{self, Field, RESPONSES};
 use crate::generation::Generation;
 use crate::items;
-use crate::memory::{Asked, Keep};
 use crate::names::Words;
+use crate::response_store::{StoreFields, StoreTarget};
 use crate::sampling::MAX_CANDIDATES;
 
 /// What may be included.
@@ -25,22 +25,22 @@ pub struct Responses {
     pub chat: Chat,
     /// The fields of the request that a response repeats.
     pub repeated: Map<String, Value>,
-    /// Where the response will be kept, if it will.
-    pub keep: Option<Keep>,
+    /// Where the response will be stored, if it will.
+    pub target: Option<StoreTarget>,
 }
 
 impl Responses {
     /// The request, as far as stored responses concern it.
-    pub fn remembered(mut self, asked: &Asked, keep: Option<Keep>) -> Self {
+    pub fn stored(mut self, fields: &StoreFields, target: Option<StoreTarget>) -> Self {
         let repeated = [
-            ("background", json!(asked.is_background)),
-            ("previous_response_id", json!(asked.previous)),
-            ("store", json!(keep.is_some())),
+            ("background", json!(fields.is_background)),
+            ("previous_response_id", json!(fields.previous)),
+            ("store", json!(target.is_some())),
         ];
         for (name, value) in repeated {
             self.repeated.insert(name.to_owned(), value);
         }
-        self.keep = keep;
+        self.target = target;
         self
     }
 }
@@ -115,7 +115,7 @@ impl Endpoint for Responses {
         Ok(Self {
             chat,
             repeated,
-            keep: None,
+            target: None,
         })
     }
 

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use crate::answer::Answer;
 use crate::endpoint::{EndpointAnswer, ended};
 use crate::logprobs::{Token, from_text_on, tokens};
-use crate::memory::{Keep, QUEUED};
 use crate::parts::{Part, Parts, Piece};
+use crate::response_store::{QUEUED, StoreTarget};
 use crate::responses::Responses;
 use crate::sse::{Chunks, named_event};
 use crate::usage::Counts;
@@ -25,8 +25,8 @@ impl EndpointAnswer for Responses {
 }
 
 impl Responses {
-    /// Computes the response in the background; returns it as it begins. It is kept now and when it is complete, or has
-    /// failed.
+    /// Computes the response in the background; returns it as it begins. The response is stored now, and when it is
+    /// complete or has failed.
     pub fn in_background(
         self,
         id: String,
@@ -35,8 +35,8 @@ impl Responses {
         let mut events = self.events(id);
         let mut response = events.response();
         response["status"] = json!(QUEUED);
-        if let Some(keep) = &events.keep {
-            keep.keep(response.clone());
+        if let Some(target) = &events.target {
+            target.store(response.clone());
         }
         let work = async move {
             match answers.await {
@@ -53,7 +53,7 @@ impl Responses {
             created_at: ids::now(),
             num_candidates: self.chat.logprobs.unwrap_or_default(),
             repeated: self.repeated,
-            keep: self.keep,
+            target: self.target,
             counts: Counts::new(1, 1),
             output: Vec::new(),
             open: None,
@@ -70,7 +70,7 @@ pub struct ResponseEvents {
     id: String,
     created_at: u64,
     repeated: Map<String, Value>,
-    keep: Option<Keep>,
+    target: Option<StoreTarget>,
     /// How many candidates each token has.
     num_candidates: u32,
     counts: Counts,
@@ -215,8 +215,8 @@ impl Chunks for ResponseEvents {
             _ => "response.completed",
         };
         let response = self.response();
-        if let Some(keep) = &self.keep {
-            keep.keep(response.clone());
+        if let Some(target) = &self.target {
+            target.store(response.clone());
         }
         self.event(name, json!({"response": response}), out);
     }
@@ -227,8 +227,8 @@ impl Chunks for ResponseEvents {
         let mut response = self.response();
         response["status"] = json!("failed");
         response["error"] = json!({"code": "server_error", "message": error.message});
-        if let Some(keep) = &self.keep {
-            keep.keep(response.clone());
+        if let Some(target) = &self.target {
+            target.store(response.clone());
         }
         self.event("response.failed", json!({"response": response}), out);
     }

@@ -1,4 +1,4 @@
-//! What the clients of a key may do: so many requests and tokens a minute, with these models and options.
+//! The rights of a key: its requests and tokens a minute, its models, and its options.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub struct Rights {
     options: Option<Vec<String>>,
 }
 
-/// A number that is filled up within a minute, and may be overdrawn.
+/// A token bucket: it fills up within a minute, and may be overdrawn.
 #[derive(Debug)]
 struct Bucket {
     per_minute: f64,

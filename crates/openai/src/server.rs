@@ -32,7 +32,6 @@ use crate::generation::Generation;
 use crate::keys::{Client, Keys};
 use crate::live::Live;
 use crate::load::{Held, Load};
-use crate::memory::{Asked, Memory, is_open};
 use crate::metrics::{Traffic, aliases, counted, failed_models};
 use crate::models::{self, Model};
 use crate::names::Names;
@@ -40,6 +39,7 @@ use crate::origins::{self, Origin};
 use crate::pooled::{Output, Pooled};
 use crate::protocol::ModelInferRequest;
 use crate::rerank::{CohereError, Rerank};
+use crate::response_store::{ResponseStore, StoreFields, is_open};
 use crate::responses::Responses;
 use crate::scores::Scores;
 use crate::sse::Chunks;
@@ -75,7 +75,7 @@ pub struct Access {
     /// The metrics of tritonserver. None without `--triton-metrics`.
     pub metrics: Option<TritonMetrics>,
     /// Stored responses. None without `--response-store`.
-    pub memory: Option<Memory>,
+    pub store: Option<ResponseStore>,
     /// Whether clients may load and unload models.
     pub controls_models: bool,
 }
@@ -104,7 +104,7 @@ impl Deref for Content {
 
 struct Server {
     metrics: Option<TritonMetrics>,
-    memory: Option<Memory>,
+    store: Option<ResponseStore>,
     background: Background,
     controls_models: bool,
     traffic: Arc<Traffic>,
@@ -133,7 +133,7 @@ pub fn router(
     let server = Server {
         options: access.options,
         metrics: access.metrics,
-        memory: access.memory,
+        store: access.store,
         background: Background::default(),
         controls_models: access.controls_models,
         traffic: traffic.clone(),
@@ -361,7 +361,7 @@ async fn reply<E: Endpoint>(
     server.reply(triton, bytes, request).await
 }
 
-/// The response to items, and to what they continue.
+/// The response to items, and to the stored response that they continue.
 async fn respond(
     State(server): State<Arc<Server>>,
     Extension(client): Extension<Client>,
@@ -370,22 +370,22 @@ async fn respond(
     let triton = server.triton_for(&request);
     let (content, body) = server.content(request).await?;
     let mut body = server.permitted(body, Responses::FIELDS, &client)?;
-    let Some(memory) = &server.memory else {
+    let Some(store) = &server.store else {
         let read = || Responses::read(body, ids::random());
         let request = beside_streams(content.len(), read).await?;
         return server.reply(triton, content, request).await;
     };
-    let asked = beside_streams(content.len(), || Asked::read(&mut body)).await?;
+    let fields = beside_streams(content.len(), || StoreFields::read(&mut body)).await?;
     let owner = client.owner;
-    let history = memory.history(owner, &asked).await?;
+    let history = store.history(owner, &fields).await?;
     let read = || {
-        asked.give_back(history, &mut body);
+        fields.give_back(history, &mut body);
         let request = Responses::read(body, ids::random())?;
-        let keep = memory.keep(owner, asked.clone(), content.len())?;
-        Ok(request.remembered(&asked, keep))
+        let target = store.target(owner, fields.clone(), content.len())?;
+        Ok(request.stored(&fields, target))
     };
     let request = beside_streams(content.len(), read).await?;
-    if !asked.is_background {
+    if !fields.is_background {
         return server.reply(triton, content, request).await;
     }
     if request.is_stream() {
@@ -405,8 +405,8 @@ async fn cancel_response(
     Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    let (memory, owner) = (server.memory()?, client.owner);
-    let mut response = memory.get(owner, id.clone()).await?;
+    let (store, owner) = (server.store()?, client.owner);
+    let mut response = store.get(owner, id.clone()).await?;
     if response["background"] != true {
         let problem = format!("the response '{id}' is not in the background; close its connection");
         return Err(Error::invalid(problem));
@@ -414,10 +414,10 @@ async fn cancel_response(
     if is_open(&response) {
         if server.background.stop(&id) {
             response["status"] = json!("cancelled");
-            memory.replace(owner, response.clone()).await?;
+            store.replace(owner, response.clone()).await?;
         } else {
             // It has ended in the meantime.
-            response = memory.get(owner, id).await?;
+            response = store.get(owner, id).await?;
         }
     }
     Ok(json_response(&response))
@@ -428,7 +428,7 @@ async fn stored_response(
     Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    let response = server.memory()?.get(client.owner, id).await?;
+    let response = server.store()?.get(client.owner, id).await?;
     Ok(json_response(&response))
 }
 
@@ -437,7 +437,7 @@ async fn delete_response(
     Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    server.memory()?.delete(client.owner, id.clone()).await?;
+    server.store()?.delete(client.owner, id.clone()).await?;
     server.background.stop(&id);
     Ok(json_response(
         &json!({"id": id, "object": "response", "deleted": true}),
@@ -450,7 +450,7 @@ async fn input_items(
     Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    let mut items = server.memory()?.input(client.owner, id).await?;
+    let mut items = server.store()?.input(client.owner, id).await?;
     items.reverse();
     let id_of = |item: Option<&Value>| item.and_then(|item| item.get("id")).cloned();
     Ok(json_response(&json!({
@@ -648,8 +648,8 @@ impl Server {
     }
 
     /// The stored responses.
-    fn memory(&self) -> Result<&Memory, Error> {
-        self.memory.as_ref().ok_or_else(|| {
+    fn store(&self) -> Result<&ResponseStore, Error> {
+        self.store.as_ref().ok_or_else(|| {
             let problem = "nothing is stored: start the server with --response-store";
             Error::new(StatusCode::NOT_FOUND, problem)
         })

@@ -163,8 +163,8 @@ impl ImageProcessor {
         &self.image_token
     }
 
-    /// The prompt of an image of so many rows and columns of pixels, one of the `num_images` of a prompt. It costs little,
-    /// so that too many tokens can be refused before an image is processed.
+    /// The prompt of an image of so many rows and columns of pixels, one of the `num_images` of a prompt. It costs
+    /// little, so that too many tokens can be refused before an image is processed.
     ///
     /// # Errors
     /// The processor takes no image of this shape.

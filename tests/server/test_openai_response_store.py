@@ -21,7 +21,7 @@ ASK = {"model": "stories", "max_output_tokens": 12}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("openai_memory") / "repository"
+    repository = tmp_path_factory.mktemp("openai_response_store") / "repository"
     add_calling_model(repository, "chat")
     add_model(repository, "stories", checkpoint=STORIES)
     with Server(repository) as server:

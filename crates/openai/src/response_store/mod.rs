@@ -1,0 +1,298 @@
+//! Responses that later requests may continue, in an SQLite database: by their id, for the key that asked for them,
+//! bounded in bytes and in age.
+//!
+//! ```text
+//! resp-1   input: [a]   output: [b]      previous: -
+//! resp-2   input: [c]   output: [d]      previous: resp-1
+//!                                                               a request that continues resp-2: [a, b, c, d, ...]
+//! ```
+//!
+//! A thread owns the database and works on commands in their order: a read finds every response that was stored before.
+//! A response in the background is stored when it begins, and again when it ends.
+
+mod database;
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use crate::body::{Body, wrong};
+use crate::keys::Owner;
+use crate::{Error, ids};
+use database::{Database, Row, items};
+
+pub use database::Bounds;
+
+/// The status of a response in the background that is not complete.
+pub const QUEUED: &str = "queued";
+/// The most bytes that wait to be written. While there are more, requests whose responses are to be stored are refused.
+const MAX_PENDING_BYTES: usize = 64 << 20;
+/// The database.
+#[derive(Clone, Debug)]
+pub struct ResponseStore {
+    commands: Sender<Command>,
+    num_pending_bytes: Arc<AtomicUsize>,
+}
+
+/// The fields of a request that concern stored responses, and its input.
+#[derive(Clone, Debug)]
+pub struct StoreFields {
+    /// The response that it continues.
+    pub previous: Option<String>,
+    is_stored: bool,
+    /// Whether the response is computed in the background.
+    pub is_background: bool,
+    input: Arc<Vec<Value>>,
+}
+
+/// Where a response will be stored, and with which request.
+#[derive(Clone, Debug)]
+pub struct StoreTarget {
+    store: ResponseStore,
+    owner: Owner,
+    fields: StoreFields,
+    /// About the bytes of the request.
+    num_bytes: usize,
+}
+
+/// Takes the answer to a command.
+type Reply<T> = oneshot::Sender<Result<T, Error>>;
+
+#[derive(Debug)]
+enum Command {
+    Store(StoreTarget, Value),
+    Get(Owner, String, Reply<Value>),
+    Input(Owner, String, Reply<Vec<Value>>),
+    Replace(Owner, Value, Reply<()>),
+    Delete(Owner, String, Reply<()>),
+    History(Owner, String, Reply<Vec<Value>>),
+}
+
+impl ResponseStore {
+    /// Opens the database at `path`, or makes one that only its user may read.
+    ///
+    /// # Errors
+    /// The file is none of this program's, is in use, or cannot be opened.
+    pub fn open(path: &Path, bounds: Bounds) -> Result<Self, String> {
+        let named = |problem: String| format!("{}: {problem}", path.display());
+        OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(|error| named(error.to_string()))?;
+        let database = Database::open(path, bounds).map_err(|error| named(error.to_string()))?;
+        let (commands, received) = channel();
+        let num_pending_bytes = Arc::new(AtomicUsize::new(0));
+        let pending = num_pending_bytes.clone();
+        thread::Builder::new()
+            .name("response-store".to_owned())
+            .spawn(move || run(database, &received, &pending))
+            .map_err(|error| named(error.to_string()))?;
+        Ok(Self {
+            commands,
+            num_pending_bytes,
+        })
+    }
+
+    /// The items that a request continues: of all responses in its chain, and of their requests.
+    ///
+    /// # Errors
+    /// A response is not there, or there is too much.
+    pub async fn history(&self, owner: Owner, fields: &StoreFields) -> Result<Vec<Value>, Error> {
+        match fields.previous.clone() {
+            Some(id) => self.ask(|reply| Command::History(owner, id, reply)).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Where the response to a request of about `num_bytes` will be stored; `None` if the request does not want it.
+    ///
+    /// # Errors
+    /// Too much is being written.
+    pub fn target(
+        &self,
+        owner: Owner,
+        fields: StoreFields,
+        num_bytes: usize,
+    ) -> Result<Option<StoreTarget>, Error> {
+        if !fields.is_stored {
+            return Ok(None);
+        }
+        if self.num_pending_bytes.load(Ordering::Relaxed) > MAX_PENDING_BYTES {
+            let problem =
+                "the disk of stored responses is too slow; try again, or give 'store': false";
+            return Err(Error::new(StatusCode::TOO_MANY_REQUESTS, problem));
+        }
+        Ok(Some(StoreTarget {
+            store: self.clone(),
+            owner,
+            fields,
+            num_bytes,
+        }))
+    }
+
+    /// A response.
+    ///
+    /// # Errors
+    /// The key has none of this id.
+    pub async fn get(&self, owner: Owner, id: String) -> Result<Value, Error> {
+        self.ask(|reply| Command::Get(owner, id, reply)).await
+    }
+
+    /// The items of the request for a response, without the items that it continues.
+    ///
+    /// # Errors
+    /// The key has none of this id.
+    pub async fn input(&self, owner: Owner, id: String) -> Result<Vec<Value>, Error> {
+        self.ask(|reply| Command::Input(owner, id, reply)).await
+    }
+
+    /// Replaces a response that is not complete by its end.
+    ///
+    /// # Errors
+    /// The key has none of this id.
+    pub async fn replace(&self, owner: Owner, response: Value) -> Result<(), Error> {
+        self.ask(|reply| Command::Replace(owner, response, reply))
+            .await
+    }
+
+    /// Deletes a response. Responses that continue it cannot be continued any more.
+    ///
+    /// # Errors
+    /// The key has none of this id.
+    pub async fn delete(&self, owner: Owner, id: String) -> Result<(), Error> {
+        self.ask(|reply| Command::Delete(owner, id, reply)).await
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Error> {
+        let gone = || {
+            Error::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "stored responses cannot be read",
+            )
+        };
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+}
+
+impl StoreFields {
+    /// Takes the fields of a request for a response that concern stored ones, and its input.
+    ///
+    /// # Errors
+    /// A field of another type.
+    pub fn read(body: &mut Body) -> Result<Self, Error> {
+        let previous = body.text("previous_response_id")?;
+        let is_stored = match body.take("store") {
+            None => true,
+            Some(Value::Bool(flag)) => flag,
+            Some(other) => return Err(wrong("store", &other, "true or false")),
+        };
+        let is_background = body.flag("background")?;
+        if is_background && !is_stored {
+            let problem = "'background' needs 'store': true, so that the response can be asked for";
+            return Err(Error::field("background", problem));
+        }
+        let input = match body.take("input") {
+            Some(Value::String(text)) => {
+                vec![json!({"type": "message", "role": "user", "content": text})]
+            }
+            Some(Value::Array(items)) => items,
+            other => {
+                // The endpoint says what is wrong with it.
+                other.into_iter().for_each(|other| body.put("input", other));
+                Vec::new()
+            }
+        };
+        Ok(Self {
+            previous,
+            is_stored,
+            is_background,
+            input: Arc::new(input),
+        })
+    }
+
+    /// Gives the request its input back, behind the items that it continues.
+    pub fn give_back(&self, mut history: Vec<Value>, body: &mut Body) {
+        if !self.input.is_empty() {
+            history.extend(self.input.iter().cloned());
+            body.put("input", Value::Array(history));
+        }
+    }
+}
+
+impl StoreTarget {
+    /// Stores a response.
+    pub fn store(&self, response: Value) {
+        let pending = &self.store.num_pending_bytes;
+        pending.fetch_add(self.num_bytes, Ordering::Relaxed);
+        let command = Command::Store(self.clone(), response);
+        if self.store.commands.send(command).is_err() {
+            eprintln!("inflight-openai: a response is not stored: its thread has ended");
+        }
+    }
+
+    fn row(&self, response: &Value) -> Row {
+        Row {
+            is_open: is_open(response),
+            id: response["id"].as_str().unwrap_or_default().to_owned(),
+            owner: self.owner,
+            previous: self.fields.previous.clone(),
+            input: json!(*self.fields.input).to_string(),
+            response: response.to_string(),
+            created_at: ids::now(),
+        }
+    }
+}
+
+/// Whether a response is not complete.
+pub fn is_open(response: &Value) -> bool {
+    [QUEUED, "in_progress"]
+        .iter()
+        .any(|status| response["status"] == *status)
+}
+
+/// Works until there is nobody who could send a command.
+fn run(mut database: Database, commands: &Receiver<Command>, num_pending_bytes: &AtomicUsize) {
+    // An answer that nobody waits for is dropped.
+    while let Ok(command) = commands.recv() {
+        match command {
+            Command::Store(target, response) => {
+                let row = target.row(&response);
+                if let Err(error) = database.store(&row) {
+                    eprintln!(
+                        "inflight-openai: the response {} is not stored: {error}",
+                        row.id
+                    );
+                }
+                num_pending_bytes.fetch_sub(target.num_bytes, Ordering::Relaxed);
+            }
+            Command::Get(owner, id, reply) => {
+                let _ = reply.send(database.column("response", owner, &id));
+            }
+            Command::Input(owner, id, reply) => {
+                let _ = reply.send(database.column("input", owner, &id).map(items));
+            }
+            Command::Replace(owner, response, reply) => {
+                let _ = reply.send(database.replace(owner, &response));
+            }
+            Command::Delete(owner, id, reply) => {
+                let _ = reply.send(database.delete(owner, &id));
+            }
+            Command::History(owner, id, reply) => {
+                let _ = reply.send(database.history(owner, &id));
+            }
+        }
+    }
+}
