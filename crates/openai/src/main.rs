@@ -154,6 +154,7 @@ async fn serve(options: &Options) -> Result<(), String> {
     };
     let keys = Arc::new(RwLock::new(read_keys(options)?));
     let store = open_store(options)?;
+    let written = store.clone();
     let live = Live::of(options.stats_file.clone())
         .map_err(|problem| format!("--stats-file {problem}"))?;
     let (address, port) = (options.address, options.port);
@@ -204,6 +205,9 @@ async fn serve(options: &Options) -> Result<(), String> {
         listener::serve(listener, service, stop).await;
         // A process that ends cancels what it has asked for. Those requests end within seconds.
         triton.drained().await;
+        if let Some(store) = written {
+            store.flushed().await;
+        }
     };
     let reload = reload(options, reloads, &keys, tls.as_deref());
     futures_util::future::select(std::pin::pin!(serve), std::pin::pin!(reload)).await;

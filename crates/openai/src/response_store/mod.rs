@@ -74,6 +74,7 @@ enum Command {
     Replace(Owner, Value, Reply<()>),
     Delete(Owner, String, Reply<()>),
     History(Owner, String, Reply<Vec<Value>>),
+    Flush(Reply<()>),
 }
 
 impl ResponseStore {
@@ -172,6 +173,12 @@ impl ResponseStore {
     /// The key has none of this id.
     pub async fn delete(&self, owner: Owner, id: String) -> Result<(), Error> {
         self.ask(|reply| Command::Delete(owner, id, reply)).await
+    }
+
+    /// Waits until every response so far is written, at the end of the process.
+    pub async fn flushed(&self) {
+        // Without the thread there is nothing to wait for.
+        let _ = self.ask(Command::Flush).await;
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Error> {
@@ -292,6 +299,9 @@ fn run(mut database: Database, commands: &Receiver<Command>, num_pending_bytes: 
             }
             Command::History(owner, id, reply) => {
                 let _ = reply.send(database.history(owner, &id));
+            }
+            Command::Flush(reply) => {
+                let _ = reply.send(Ok(()));
             }
         }
     }
