@@ -29,7 +29,7 @@ use crate::response::answer_memory::{AnswerMemory, Needs};
 use crate::response::text_stream::{BeamText, ReplyRules, TextRules, TextStream};
 use inflight_base::{ClientId, RequestError, SequenceId, TokenId, Tokens};
 use inflight_config::{ClientCompatibility, ModelConfig, OutputKind, SpeculationKind, Task};
-use inflight_engine::NewRequest;
+use inflight_engine::{NewRequest, PromptImages};
 use inflight_guidance::{Compilation, Compiler, GuideSpec};
 use inflight_manager::{AdapterLoad, AdapterStore, AdapterUpload};
 use inflight_post_processors::{PostProcessors, ProcessedRequest};
@@ -283,6 +283,7 @@ impl Admission {
             id: SequenceId::default(),
             client_id: options.client_id,
             prompt: prompt.ids.into(),
+            images: PromptImages::default(),
             second_text: prompt.second_text,
             stop: StopRule {
                 max_new_tokens: Tokens(max_new_tokens),

@@ -7,21 +7,28 @@
 //! ```
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use crate::adapter_pages::AdapterPages;
+use crate::image::PromptImages;
+use crate::image_cache::ImageCache;
+use crate::image_keys::ImageKeys;
 use crate::kv::{BlockTable, KvCacheManager, NextBlock};
 use crate::queue::{Arrival, Queue, QueueCursor, QueueEntry};
 use crate::sequence::{Rank, Sequence};
 use crate::sequence_table::SequenceTable;
 use crate::sequence_tokens::SequenceTokens;
 use crate::{EngineConfig, Event, NewRequest, ReuseOptions, Speculation};
-use inflight_base::{BlockSize, Blocks, SeqSlot, SequenceId, TokenId, Tokens};
+use inflight_base::{BlockSize, Blocks, RequestError, SeqSlot, SequenceId, TokenId, Tokens};
 
 /// All sequences that have not ended, and the KV cache that they share.
 pub(super) struct ActiveSequences {
     table: SequenceTable,
     kv: KvCacheManager,
     adapters: AdapterPages,
+    image_keys: ImageKeys,
+    /// `None` if prompts have no images.
+    images: Option<ImageCache>,
     /// In order of rank.
     running: Vec<SeqSlot>,
     queue: Queue,
@@ -43,6 +50,9 @@ impl ActiveSequences {
             table: SequenceTable::new(max_rows),
             kv: KvCacheManager::new(config.kv_cache()),
             adapters: AdapterPages::new(config.num_adapter_pages),
+            // A block in the prefix index has at least one token of an image.
+            image_keys: ImageKeys::new((config.num_blocks + config.num_host_blocks).index()),
+            images: config.images.map(ImageCache::new),
             running: Vec::with_capacity(max_rows as usize),
             queue: Queue::new(max_rows as usize),
             cancelled: Vec::new(),
@@ -193,7 +203,8 @@ impl ActiveSequences {
         self.queue.waiting(arrival)
     }
 
-    /// The context of an entry of the queue, which blocks it may share, and how many of its tokens may be reused.
+    /// The context of an entry of the queue, as prefix reuse compares it, which blocks it may share, and how many of its
+    /// tokens may be reused.
     pub(super) fn context_of(&self, entry: QueueEntry) -> (&[TokenId], &ReuseOptions, Tokens) {
         match entry {
             QueueEntry::Paused(slot) => {
@@ -202,7 +213,8 @@ impl ActiveSequences {
             }
             QueueEntry::Waiting(arrival) => {
                 let request = self.queue.waiting(arrival);
-                (&request.prompt, &request.reuse, request.max_reusable())
+                let keys = request.images.keys(&request.prompt);
+                (keys, &request.reuse, request.max_reusable())
             }
         }
     }
@@ -216,6 +228,48 @@ impl ActiveSequences {
     /// The same, to be changed.
     pub(super) fn kv_mut(&mut self) -> &mut KvCacheManager {
         &mut self.kv
+    }
+
+    /// The rows of images; `None` if prompts have no images.
+    pub(super) fn images(&self) -> Option<&ImageCache> {
+        self.images.as_ref()
+    }
+
+    /// [`ActiveSequences::images`], to be changed.
+    pub(super) fn images_mut(&mut self) -> Option<&mut ImageCache> {
+        self.images.as_mut()
+    }
+
+    /// Gives the images of a prompt the numbers by which prefix reuse tells them apart.
+    ///
+    /// # Errors
+    /// There are no more numbers.
+    pub(super) fn set_keys(
+        &mut self,
+        prompt: &[TokenId],
+        images: &mut PromptImages,
+    ) -> Result<(), RequestError> {
+        match images.set_keys(prompt, |hash| self.image_keys.key_of(hash)) {
+            Some(()) => Ok(()),
+            None => Err(RequestError::Busy(
+                "the batch manager has seen too many images: load the model again".to_owned(),
+            )),
+        }
+    }
+
+    /// Has the step use the images at the positions `chunk` of the context in `slot`. Returns where the first image
+    /// begins that it cannot have; `None`: it has all.
+    pub(super) fn take_images(
+        &mut self,
+        slot: SeqSlot,
+        chunk: Range<Tokens>,
+        is_whole: bool,
+    ) -> Option<Tokens> {
+        let images = self.images.as_mut()?;
+        let of_prompt = self.table[slot].tokens().images();
+        let mut within = of_prompt.within(chunk.clone());
+        let missing = within.find(|span| !images.take(&span.image, is_whole))?;
+        Some(missing.position.max(chunk.start))
     }
 
     /// The pages of adapters in flight.
@@ -388,6 +442,9 @@ impl ActiveSequences {
             .iter()
             .flat_map(|(_, sequence)| sequence.tables());
         self.kv.check_integrity(tables);
+        if let Some(images) = &self.images {
+            images.check_integrity();
+        }
         let adapters = self.table.iter();
         self.adapters
             .check_integrity(adapters.filter_map(|(_, sequence)| sequence.adapter()));

@@ -54,7 +54,7 @@ impl Beam {
     #[inline]
     pub(super) fn commit(&mut self, computed: Tokens, kv: &mut KvCacheManager) {
         let tokens = self.tokens.as_ref().expect("no step has the tokens");
-        kv.commit(&mut self.blocks, tokens.as_slice(), computed);
+        kv.commit(&mut self.blocks, tokens.keys(), computed);
     }
 
     /// Appends the token of the candidate that continues it.
@@ -78,8 +78,8 @@ impl Beam {
     ) -> Tokens {
         let tokens = self.tokens.as_ref().expect("no step has the tokens");
         let max_reusable = tokens.max_reusable();
-        let tokens = &tokens.as_slice()[..len.index()];
-        kv.reserve(&mut self.blocks, tokens, reuse, max_reusable)
+        let keys = &tokens.keys()[..len.index()];
+        kv.reserve(&mut self.blocks, keys, reuse, max_reusable)
     }
 
     /// Restores the states behind its first `computed` tokens, see [`KvCacheManager::restore_states`].

@@ -61,6 +61,23 @@ impl ContextChunk {
         Tokens(self.len.0 * self.num_beams)
     }
 
+    /// Where it begins.
+    pub(super) fn start(&self) -> Tokens {
+        self.start
+    }
+
+    /// Where it ends.
+    pub(super) fn end(&self) -> Tokens {
+        self.start + self.len
+    }
+
+    /// Ends it at `end` or, if that leaves anything, where a block ends before that.
+    pub(super) fn cut_at(&mut self, end: Tokens, unit: BlockSize) {
+        let aligned = end.floor_to_block(unit);
+        let end = if aligned > self.start { aligned } else { end };
+        self.len = self.len.min(end - self.start);
+    }
+
     /// Whether the context is complete with it.
     pub(super) fn is_last(&self) -> bool {
         self.len == self.rest

@@ -1,7 +1,11 @@
 //! The configuration of the engine, all of it known at load.
 
+use std::collections::BTreeMap;
+
 use crate::kv::KvCacheConfig;
-use crate::{KvGroups, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Speculation, StepCost};
+use crate::{
+    ImageLimits, KvGroups, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Speculation, StepCost,
+};
 use crate::{capacity, lockstep};
 use inflight_base::{BlockSize, Blocks, LoadError, RequestError, Tokens};
 pub use inflight_config::{BatchingScheme, CapacityPolicy, ContextChunkPolicy};
@@ -63,6 +67,8 @@ pub struct EngineConfig {
     pub draft_cost: Option<StepCost>,
     /// The most pages that the adapters of sequences in flight take together; `None` if they are not limited.
     pub num_adapter_pages: Option<u32>,
+    /// What the images of prompts may take; `None` if prompts have none.
+    pub images: Option<ImageLimits>,
     /// Whether nothing is generated: a request ends when its prompt is computed, with the state that stands for it.
     pub pools: bool,
     /// Whether each token sees all others of its prompt, so that a prompt is computed in one step, and nothing of it is
@@ -113,6 +119,7 @@ impl Default for EngineConfig {
             step_cost: None,
             draft_cost: None,
             num_adapter_pages: None,
+            images: None,
             pools: false,
             whole_prompts: false,
             record_requests: false,
@@ -152,6 +159,9 @@ impl EngineConfig {
         )?;
         self.check_speculation()?;
         self.check_pooling()?;
+        if let Some(images) = &self.images {
+            images.check()?;
+        }
         if !(1..=2).contains(&self.num_micro_batches) {
             return refuse(
                 format!("num_micro_batches is {}", self.num_micro_batches),
@@ -524,6 +534,45 @@ impl EngineConfig {
             true => Tokens(1),
             false => max_seq_len - Tokens(num_prompt_tokens as u32),
         })
+    }
+
+    /// Refuses images that could never be encoded.
+    pub(super) fn check_images(&self, request: &NewRequest) -> Result<(), RequestError> {
+        let images = &request.images;
+        if images.is_empty() {
+            return Ok(());
+        }
+        let invalid = |reason: String| Err(RequestError::Invalid(reason));
+        let Some(limits) = &self.images else {
+            return invalid("the prompt has images, and the model was loaded for text only".into());
+        };
+        images.check(request.num_prompt_tokens())?;
+        let max = limits.max_cached_tokens;
+        let mut sizes = images.spans().iter().map(|span| span.image.num_tokens());
+        if let Some(size) = sizes.find(|&size| size > max) {
+            return invalid(format!(
+                "an image of {size} tokens, more than the {max} that are kept: send a smaller one"
+            ));
+        }
+        if self.is_context_chunked() {
+            return Ok(());
+        }
+        let distinct: BTreeMap<_, _> = images
+            .spans()
+            .iter()
+            .map(|span| {
+                let image = &span.image;
+                (image.hash(), image.num_tokens())
+            })
+            .collect();
+        let num_tokens: Tokens = distinct.into_values().sum();
+        match num_tokens > max {
+            true => invalid(format!(
+                "images of {num_tokens} tokens, which a step needs all as enable_chunked_context is false; {max} are \
+                 kept: send fewer"
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Refuses what cannot be pooled: a prompt that is too long, or a request for several outputs.

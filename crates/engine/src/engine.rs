@@ -74,7 +74,7 @@ impl Engine {
     ///
     /// # Errors
     /// A request that could never run because it is empty, too long, has too many beams, or an adapter of too many
-    /// pages; or one more than `max_num_active`. The engine is unchanged.
+    /// pages, or images that take too much; or one more than `max_num_active`. The engine is unchanged.
     ///
     /// # Panics
     /// If an active sequence has the id: at once, or in a later step.
@@ -94,6 +94,11 @@ impl Engine {
         let max_new_tokens = self.config.room_for_output(&request)?;
         if let Some(adapter) = &request.adapter {
             self.active.adapters().check(adapter)?;
+        }
+        self.config.check_images(&request)?;
+        if !request.images.is_empty() {
+            let prompt = Arc::clone(&request.prompt);
+            self.active.set_keys(&prompt, &mut request.images)?;
         }
         request.stop.max_new_tokens = request.stop.max_new_tokens.min(max_new_tokens);
         if self.config.pools {

@@ -26,6 +26,10 @@
 //! room.rs             what further requests can have in the next step
 //! adapter.rs          the adapter that a sequence is computed with
 //! adapter_pages.rs    the pages that adapters in flight hold
+//! image.rs            the images of a prompt
+//! image_cache.rs      their rows in the runner: what a step encodes, and what makes room
+//! image_keys.rs       what prefix reuse compares in place of their tokens
+//! image_limits.rs image_plan.rs    what images may take, and what a step has of them
 //! config.rs request.rs plan.rs output.rs extra_outputs.rs stats.rs    what goes in and out: plain data
 //! ```
 //!
@@ -62,6 +66,11 @@ mod draft_prices;
 mod drafts_to_make;
 mod engine;
 mod extra_outputs;
+mod image;
+mod image_cache;
+mod image_keys;
+mod image_limits;
+mod image_plan;
 mod kv;
 mod lockstep;
 mod micro_batches;
@@ -90,6 +99,9 @@ pub use draft::{
 pub use drafts_to_make::DraftsToMake;
 pub use engine::Engine;
 pub use extra_outputs::{ExtraOutputs, KvBlocks, OutputOptions};
+pub use image::{Image, ImageSpan, PromptImages};
+pub use image_limits::ImageLimits;
+pub use image_plan::{ImageMove, ImageRows, ImageSlot};
 pub use kv::{
     AttentionWindow, KeptBlock, KeptParent, KvGroups, KvUsage, MAX_KV_GROUPS, RetainedPrefix,
     ReuseOptions, ReuseTotals,

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::image_plan::{ImageMove, ImageRows};
 use crate::sequence_tokens::SequenceTokens;
 use crate::{Adapter, OutputOptions};
 use inflight_base::{
@@ -170,6 +171,10 @@ pub struct StepPlan<'a> {
     pub state_copies: &'a [StateCopy],
     /// States to be saved, in order of their tokens.
     pub state_saves: &'a [StateSave],
+    /// Changes of the rows of images, to be made one after the other before anything is computed.
+    pub image_moves: &'a [ImageMove],
+    /// The tokens whose embeddings are rows of images, in order.
+    pub image_rows: &'a [ImageRows],
     /// The packed tokens, `[num_tokens]`.
     pub token_ids: &'a [TokenId],
     /// The sequences, in the order of their tokens.

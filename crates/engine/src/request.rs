@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Adapter, DraftOptions, OutputOptions, ReuseOptions};
+use crate::{Adapter, DraftOptions, OutputOptions, PromptImages, ReuseOptions};
 use inflight_base::{ClientId, SequenceId, TokenId, Tokens};
 use inflight_sampling::{SamplingParams, StopRule};
 
@@ -15,6 +15,8 @@ pub struct NewRequest {
     pub client_id: Option<ClientId>,
     /// The prompt, not empty. Requests with the same prompt share it until they start.
     pub prompt: Arc<[TokenId]>,
+    /// Its images.
+    pub images: PromptImages,
     /// The first token of the second text, in a prompt of two.
     pub second_text: Option<Tokens>,
     /// When the sequence ends.
@@ -41,6 +43,7 @@ impl NewRequest {
             id,
             client_id: None,
             prompt: prompt.into(),
+            images: PromptImages::default(),
             second_text: None,
             stop: StopRule::at_length(max_new_tokens),
             sampling: Arc::default(),

@@ -80,6 +80,7 @@ impl Scheduler {
         self.schedule_running(scope, micro_batch, &mut budget);
         self.admit_waiting(scope, micro_batch, &mut budget, any_paused);
         budget.distribute(&mut self.contexts);
+        self.take_images(scope);
         if scope.config.speculation.is_some() {
             self.draft(scope, &mut budget);
         }
@@ -253,6 +254,28 @@ impl Scheduler {
         }
     }
 
+    /// Has the step encode the images of its contexts, as far as it may: a chunk ends in front of the first image that
+    /// is missing. The first context always has the image that its chunk begins with or comes to first.
+    fn take_images(&mut self, scope: &mut Scope<'_>) {
+        let Scope { config, active, .. } = scope;
+        let Some(images) = active.images_mut() else {
+            return;
+        };
+        images.begin_step();
+        let is_whole = !config.is_context_chunked();
+        self.contexts.retain_mut(|(slot, chunk)| {
+            let positions = chunk.start()..chunk.end();
+            match active.take_images(*slot, positions, is_whole) {
+                None => true,
+                Some(_) if is_whole => false,
+                Some(end) => {
+                    chunk.cut_at(end, config.chunk_unit);
+                    chunk.len() > Tokens::ZERO
+                }
+            }
+        });
+    }
+
     /// Whether a context of the step leaves a snapshot of its states at its end that `entry`, of which `reused` tokens
     /// are found now, could begin with.
     fn leaves_states_for(
@@ -357,6 +380,12 @@ impl Scheduler {
     fn pack(&self, scope: &mut Scope<'_>, step: &mut Step) {
         let has_snapshots = scope.config.num_state_snapshots > 0;
         for &(slot, chunk) in &self.contexts {
+            if let Some(images) = scope.active.images() {
+                let of_prompt = scope.active.sequence(slot).tokens().images();
+                step.push_image_rows(of_prompt, chunk.start()..chunk.end(), |image| {
+                    images.slot(image)
+                });
+            }
             let (sequence, kv) = scope.active.sequence_mut(slot);
             if has_snapshots {
                 step.save_states(sequence.take_snapshots(chunk.len(), kv));
@@ -387,6 +416,10 @@ impl Scheduler {
             step.push_moves(scope.active.kv().moves());
             step.push_state_moves(scope.active.kv().state_moves());
             scope.active.clear_moves();
+            if let Some(images) = scope.active.images_mut() {
+                step.push_image_moves(images.moves());
+                images.clear_moves();
+            }
         }
     }
 

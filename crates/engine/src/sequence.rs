@@ -311,9 +311,9 @@ impl Sequence {
         num_common.unwrap_or_else(|| self.len())
     }
 
-    /// The tokens up to there.
+    /// The tokens up to there, as prefix reuse compares them.
     pub(super) fn stretch(&self) -> &[TokenId] {
-        &self.tokens().as_slice()[..self.end_of_stretch().index()]
+        &self.tokens().keys()[..self.end_of_stretch().index()]
     }
 
     /// The number of tokens up to there that are not computed.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::draft::{DraftRoom, Drafter};
-use crate::{NewRequest, OutputOptions};
+use crate::{NewRequest, OutputOptions, PromptImages};
 use inflight_base::{TokenId, Tokens};
 use inflight_sampling::{Endings, FinishReason, Owner, SamplingInput, SamplingParams, StopRule};
 
@@ -29,6 +29,9 @@ pub(super) struct SequenceTokens {
     /// The number of prompt tokens at which all has been returned that needs their logits.
     num_returned_logits: u32,
     owner: Owner,
+    images: PromptImages,
+    /// What prefix reuse compares in place of `tokens`, as many; empty without images.
+    keys: Vec<TokenId>,
 }
 
 impl SequenceTokens {
@@ -39,6 +42,11 @@ impl SequenceTokens {
         let num_tokens = num_prompt_tokens + request.stop.max_new_tokens.index();
         let mut tokens = Vec::with_capacity(num_tokens);
         tokens.extend_from_slice(&request.prompt);
+        let mut keys = Vec::new();
+        if !request.images.is_empty() {
+            keys.reserve_exact(num_tokens);
+            keys.extend_from_slice(request.images.keys(&request.prompt));
+        }
         Self {
             tokens,
             num_prompt_tokens,
@@ -53,6 +61,8 @@ impl SequenceTokens {
                 sequence: request.id,
                 client: request.client_id,
             },
+            images: request.images.clone(),
+            keys,
         }
     }
 
@@ -60,6 +70,20 @@ impl SequenceTokens {
     #[inline]
     pub(super) fn as_slice(&self) -> &[TokenId] {
         &self.tokens
+    }
+
+    /// What prefix reuse compares: the tokens and the drafts after them, where tokens of images tell which image it is.
+    #[inline]
+    pub(super) fn keys(&self) -> &[TokenId] {
+        match self.keys.is_empty() {
+            true => &self.tokens,
+            false => &self.keys,
+        }
+    }
+
+    /// The images of its prompt.
+    pub(super) fn images(&self) -> &PromptImages {
+        &self.images
     }
 
     /// The last token, which may be a draft.
@@ -97,13 +121,17 @@ impl SequenceTokens {
             true => self.finish_reason(token),
             false => None,
         };
-        self.tokens.push(token);
+        self.push_unchecked(token);
         reason
     }
 
     /// Appends a token that does not end the sequence.
+    #[inline]
     pub(super) fn push_unchecked(&mut self, token: TokenId) {
         self.tokens.push(token);
+        if !self.keys.is_empty() {
+            self.keys.push(token);
+        }
     }
 
     /// Why the sequence would end with `token` as its next token, if it would.
@@ -125,6 +153,10 @@ impl SequenceTokens {
             room,
             &self.sampling,
         );
+        if !self.keys.is_empty() {
+            let drafts = &self.tokens[self.keys.len()..];
+            self.keys.extend_from_slice(drafts);
+        }
         self.num_drafts
     }
 
@@ -133,6 +165,9 @@ impl SequenceTokens {
         debug_assert_eq!(self.num_drafts, drafts.len());
         let first = self.tokens.len() - self.num_drafts;
         self.tokens[first..].copy_from_slice(drafts);
+        if !self.keys.is_empty() {
+            self.keys[first..].copy_from_slice(drafts);
+        }
     }
 
     /// The tokens without drafts.
@@ -149,6 +184,7 @@ impl SequenceTokens {
     pub(super) fn drop_drafts(&mut self) -> usize {
         let num_drafts = std::mem::take(&mut self.num_drafts);
         self.tokens.truncate(self.tokens.len() - num_drafts);
+        self.keys.truncate(self.tokens.len());
         num_drafts
     }
 
@@ -196,6 +232,8 @@ impl SequenceTokens {
             tokens,
             sampling: Arc::clone(&self.sampling),
             stop: self.stop.clone(),
+            images: self.images.clone(),
+            keys: self.keys.clone(),
             ..*self
         }
     }

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use crate::EngineConfig;
 use crate::drafts_to_make::DraftsToMake;
+use crate::image::{Image, PromptImages};
+use crate::image_plan::{ImageMove, ImageRows, ImageSlot};
 use crate::plan::{BlockMove, PlannedSequence, StateCopy, StateMove, StateSave, StepPlan};
 use crate::sequence::Sequence;
 use crate::sequence_tokens::SequenceTokens;
@@ -27,6 +29,8 @@ pub struct Step {
     state_moves: Vec<StateMove>,
     state_copies: Vec<StateCopy>,
     state_saves: Vec<StateSave>,
+    image_moves: Vec<ImageMove>,
+    image_rows: Vec<ImageRows>,
     token_ids: Vec<TokenId>,
     sequences: Vec<PlannedSequence>,
     tables: TableRows,
@@ -51,6 +55,7 @@ struct Call {
     sequences: Range<usize>,
     tokens: Range<usize>,
     state_saves: Range<usize>,
+    image_rows: Range<usize>,
     num_padding_tokens: Tokens,
 }
 
@@ -60,6 +65,7 @@ struct Bounds {
     sequences: usize,
     tokens: usize,
     state_saves: usize,
+    image_rows: usize,
 }
 
 impl Step {
@@ -79,6 +85,8 @@ impl Step {
             } else {
                 0
             }),
+            image_moves: Vec::new(),
+            image_rows: Vec::new(),
             token_ids: Vec::with_capacity(max_generation),
             sequences: Vec::with_capacity(max_rows),
             tables: TableRows::new(config),
@@ -103,6 +111,8 @@ impl Step {
             state_moves: if first(call) { &self.state_moves } else { &[] },
             state_copies: if first(call) { &self.state_copies } else { &[] },
             state_saves: &self.state_saves[call.state_saves.clone()],
+            image_moves: if first(call) { &self.image_moves } else { &[] },
+            image_rows: &self.image_rows[call.image_rows.clone()],
             token_ids: &self.token_ids[call.tokens.clone()],
             sequences: &self.sequences[call.sequences.clone()],
             block_tables: self.tables.blocks(),
@@ -191,6 +201,8 @@ impl Step {
         self.state_moves.clear();
         self.state_copies.clear();
         self.state_saves.clear();
+        self.image_moves.clear();
+        self.image_rows.clear();
         self.token_ids.clear();
         self.sequences.clear();
         self.sampling_ahead.clear();
@@ -217,6 +229,31 @@ impl Step {
                 token: first + num_tokens.0 - 1,
                 snapshot,
             }));
+    }
+
+    /// Appends what the runner does with images before anything is computed.
+    pub(super) fn push_image_moves(&mut self, moves: &[ImageMove]) {
+        self.image_moves.extend_from_slice(moves);
+    }
+
+    /// Appends the rows of images at the positions `chunk` of the sequence that is appended next.
+    pub(super) fn push_image_rows(
+        &mut self,
+        images: &PromptImages,
+        chunk: Range<Tokens>,
+        slot_of: impl Fn(&Image) -> ImageSlot,
+    ) {
+        let first = (self.token_ids.len() - self.open_call.tokens) as u32;
+        for span in images.within(chunk.clone()) {
+            let start = span.position.max(chunk.start);
+            let end = span.end().min(chunk.end);
+            let in_call = |position: Tokens| first + (position - chunk.start).0;
+            self.image_rows.push(ImageRows {
+                tokens: in_call(start)..in_call(end),
+                slot: slot_of(&span.image),
+                first_row: (start - span.position).0,
+            });
+        }
     }
 
     /// Appends the next `len` tokens of the context in `slot`, of each of its beams, and takes its tokens along.
@@ -370,21 +407,24 @@ impl Step {
             sequences: self.sequences.len(),
             tokens: self.token_ids.len(),
             state_saves: self.state_saves.len(),
+            image_rows: self.image_rows.len(),
         };
         if start.sequences < end.sequences {
             self.calls.push(Call {
                 sequences: start.sequences..end.sequences,
                 tokens: start.tokens..end.tokens,
                 state_saves: start.state_saves..end.state_saves,
+                image_rows: start.image_rows..end.image_rows,
                 num_padding_tokens,
             });
             self.open_call = end;
         }
     }
 
-    /// Forgets the sequences of a step that has landed, whose adapters others may use now.
+    /// Forgets the sequences and the images of a step that has landed, whose adapters others may use now.
     pub(super) fn forget_sequences(&mut self) {
         self.sequences.clear();
+        self.image_moves.clear();
     }
 
     /// The planned sequences, each with its tokens, to be taken back, unless it was planned ahead.

@@ -30,6 +30,7 @@ use super::roots::RootId;
 use super::snapshots::{RollingSnapshot, Snapshots, TakenMemory};
 use super::table::TakenSnapshot;
 use super::{KeptBlock, KeptParent, KvCacheConfig, ReuseTotals};
+use crate::image_keys::is_of_image;
 use crate::{BlockCopy, BlockMove, StateMove, StateRestore, StateSnapshot};
 use inflight_base::{
     BlockId, Blocks, HostBlockId, HostSnapshotId, SnapshotId, StateRow, TokenId, Tokens,
@@ -322,6 +323,10 @@ impl Tiers {
         let mut kept = Vec::new();
         let registered = prefix.registered().into_iter();
         for block in registered.filter(|&block| self.is_on_host(block)) {
+            // Their numbers mean other images in another engine.
+            if prefix.tokens_of(block).iter().any(|&key| is_of_image(key)) {
+                continue;
+            }
             let parent = match prefix.above(block) {
                 Err(salt) => KeptParent::Salt(salt),
                 Ok(parent) if are_kept.contains(&parent) => KeptParent::Block(self.host_id(parent)),

@@ -3,6 +3,7 @@
 mod beams;
 mod documented_runs;
 mod draft_models;
+mod images;
 mod limits;
 mod random_walks;
 mod records;

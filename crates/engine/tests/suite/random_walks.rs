@@ -4,14 +4,15 @@
 //! reproduces it, and its seed is added to a file next to this one, which is to be committed.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
-use crate::support::{TestRequest, VOCAB_SIZE, World, num_pages, wide_config};
+use crate::support::{TestRequest, VOCAB_SIZE, World, num_image_tokens, num_pages, wide_config};
 use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
 use inflight_engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, DraftOptions,
-    EngineConfig, Event, KvGroups, OutputOptions, PlannedSequence, PromptLookup, ReuseOptions,
-    Speculation, StepCost,
+    EngineConfig, Event, ImageLimits, KvGroups, OutputOptions, PlannedSequence, PromptLookup,
+    ReuseOptions, Speculation, StepCost,
 };
 use inflight_sampling::{BeamSearch, EarlyStopping};
 use proptest::collection::vec;
@@ -99,8 +100,14 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         host_snapshots,
         0u32..=24,
     );
-    (sizes, options, beams, adapters, snapshots).prop_map(
-        |(sizes, options, max_beam_width, num_adapter_pages, snapshots)| {
+    let images =
+        (1u32..=12, 7u32..=20).prop_map(|(max_num_tokens, max_cached_tokens)| ImageLimits {
+            max_num_tokens: Tokens(max_num_tokens),
+            max_cached_tokens: Tokens(max_cached_tokens),
+        });
+    let images = proptest::option::of(images);
+    (sizes, options, beams, (adapters, images), snapshots).prop_map(
+        |(sizes, options, max_beam_width, (num_adapter_pages, images), snapshots)| {
             let (block_size, max_seq_len, blocks, max_num_requests, more_tokens) = sizes;
             let (more_blocks, num_host_blocks) = blocks;
             let (scheme, policy, chunks, reuse, groups, out, speculation) = options;
@@ -134,6 +141,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 chunk_policy: chunks.unwrap_or(ContextChunkPolicy::FirstComeFirstServed),
                 num_micro_batches: if lockstep { 1 } else { num_micro_batches },
                 num_adapter_pages,
+                images,
                 plan_ahead: plan_ahead && scheme == BatchingScheme::InflightFused,
                 reuse,
                 groups,
@@ -214,6 +222,7 @@ fn test_requests() -> impl Strategy<Value = TestRequest> {
             any::<bool>(),
             proptest::option::of(0u32..10),
             prop::bool::weighted(0.2),
+            vec((0u32..6, 0u128..4), 0..4),
         ),
     )
         .prop_map(|(tokens, priority, reuse, outputs, guesses, search)| {
@@ -232,7 +241,9 @@ fn test_requests() -> impl Strategy<Value = TestRequest> {
                 beam_search: search.0,
                 has_stop_text: search.1,
                 adapter: search.2,
+                images: Vec::new(),
             };
+            request.place_images(&search.4);
             request.drafts = guesses.of(&request);
             request
         })
@@ -354,6 +365,23 @@ fn fits_alone(config: &EngineConfig, request: &TestRequest) -> bool {
             || request.prompt.len() <= in_one_step)
         && (request.beam_search.is_none() || beams_fit_alone(config, request))
         && adapter_fits_alone(config, request)
+        && images_fit_alone(config, request)
+}
+
+/// Whether there is room for each image, or for all of them if the context is not cut.
+fn images_fit_alone(config: &EngineConfig, request: &TestRequest) -> bool {
+    if request.images.is_empty() {
+        return true;
+    }
+    let hashes: BTreeSet<_> = request.images.iter().map(|(_, hash)| *hash).collect();
+    let sizes = hashes.into_iter().map(num_image_tokens);
+    let needed = match config.enable_chunked_context || config.scheme == BatchingScheme::V1 {
+        true => sizes.max().unwrap_or(0),
+        false => sizes.sum(),
+    };
+    config
+        .images
+        .is_some_and(|limits| needed <= limits.max_cached_tokens.0)
 }
 
 fn adapter_fits_alone(config: &EngineConfig, request: &TestRequest) -> bool {

@@ -180,6 +180,7 @@ pub fn engine_config(
         step_cost: None,
         draft_cost: None,
         num_adapter_pages: None,
+        images: None,
         pools: settings.task.is_pooling(),
         whole_prompts: sees_whole_prompts,
         record_requests: settings.stats_file.is_some(),

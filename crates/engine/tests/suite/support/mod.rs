@@ -15,9 +15,9 @@ use inflight_base::{
 };
 use inflight_engine::{
     Adapter, BatchingScheme, BeamCandidates, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
-    DraftTotals, Engine, EngineConfig, Event, ExtraOutputs, KvBlocks, NewRequest, OutputOptions,
-    PlannedSequence, ReuseOptions, Sampled, Stage, StateCopy, StateMove, StateSnapshot, Step,
-    StepOutput, StepPlan,
+    DraftTotals, Engine, EngineConfig, Event, ExtraOutputs, Image, ImageMove, ImageSlot, ImageSpan,
+    KvBlocks, NewRequest, OutputOptions, PlannedSequence, PromptImages, ReuseOptions, Sampled,
+    Stage, StateCopy, StateMove, StateSnapshot, Step, StepOutput, StepPlan,
 };
 use inflight_sampling::{
     BeamCandidate, BeamSearch, Continuation, EarlyStopping, FinishReason, Hypotheses, Hypothesis,
@@ -27,6 +27,8 @@ use inflight_sampling::{
 /// Token ids are below this. The last one is the end id.
 pub const VOCAB_SIZE: TokenId = 16;
 pub const END_ID: TokenId = VOCAB_SIZE - 1;
+/// What stands for each token of an image.
+pub const IMAGE_TOKEN: TokenId = 1;
 
 /// A test request.
 #[derive(Clone, Debug)]
@@ -53,11 +55,25 @@ pub struct TestRequest {
     pub has_stop_text: bool,
     /// The number of its adapter, if it has one.
     pub adapter: Option<u32>,
+    /// The positions of its images, and their hashes.
+    pub images: Vec<(u32, u128)>,
 }
 
 /// The pages that an adapter takes.
 pub fn num_pages(adapter: u32) -> u32 {
     adapter % 4 + 1
+}
+
+/// The tokens of the image with this hash.
+pub fn num_image_tokens(hash: u128) -> u32 {
+    [1, 4, 7, 3][hash as usize % 4]
+}
+
+fn image_span(&(position, hash): &(u32, u128)) -> ImageSpan {
+    ImageSpan {
+        position: Tokens(position),
+        image: Image::new(hash, Tokens(num_image_tokens(hash)), Arc::new(hash)),
+    }
 }
 
 /// Finds that stop word.
@@ -95,6 +111,7 @@ impl TestRequest {
             beam_search: None,
             has_stop_text: false,
             adapter: None,
+            images: Vec::new(),
         }
     }
 
@@ -126,6 +143,7 @@ impl TestRequest {
 
     pub fn to_request(&self, id: SequenceId) -> NewRequest {
         NewRequest {
+            images: PromptImages::new(self.images.iter().map(image_span).collect()),
             client_id: None,
             id,
             prompt: self.prompt.as_slice().into(),
@@ -151,12 +169,47 @@ impl TestRequest {
         }
     }
 
+    /// Adds images as far as they fit into the prompt, each behind so many further tokens.
+    pub fn place_images(&mut self, images: &[(u32, u128)]) {
+        let mut end = 0;
+        for &(num_before, hash) in images {
+            let start = end + num_before;
+            end = start + num_image_tokens(hash);
+            if end as usize > self.prompt.len() {
+                return;
+            }
+            self.prompt[start as usize..end as usize].fill(IMAGE_TOKEN);
+            self.images.push((start, hash));
+        }
+    }
+
+    /// The image at a position of the prompt, and the row of the image there.
+    fn row_at(&self, position: usize) -> Option<(u128, u32)> {
+        let images = self.images.iter();
+        let mut at = images.filter_map(|&(start, hash)| {
+            let row = (position as u32).checked_sub(start)?;
+            (row < num_image_tokens(hash)).then_some((hash, row))
+        });
+        at.next()
+    }
+
+    /// The entry behind the one of a position.
+    fn chain_at(&self, entry: u64, position: usize, token: TokenId) -> u64 {
+        match self.row_at(position) {
+            Some((hash, row)) => chain(chain(entry, 1000 + hash as TokenId), row),
+            None => chain(entry, token),
+        }
+    }
+
     /// Its output when it runs alone, computed from the tokens without an engine.
     pub fn answer_alone(&self, max_seq_len: Tokens) -> (Vec<TokenId>, FinishReason) {
         let mut entry = self
             .prompt
             .iter()
-            .fold(FIRST_ENTRY, |entry, &token| chain(entry, token));
+            .enumerate()
+            .fold(FIRST_ENTRY, |entry, (position, &token)| {
+                self.chain_at(entry, position, token)
+            });
         let mut tokens = Vec::new();
         loop {
             if self.fails_after == Some(tokens.len()) {
@@ -192,8 +245,10 @@ pub fn search_alone(request: &TestRequest, search: BeamSearch, max_seq_len: Toke
         .min(max_seq_len.0 - request.prompt.len() as u32);
     let stop = StopRule::at_length(Tokens(max_new_tokens));
     let entry = |text: &[TokenId]| {
-        let all = request.prompt.iter().chain(text);
-        all.fold(FIRST_ENTRY, |entry, &token| chain(entry, token))
+        let all = request.prompt.iter().chain(text).enumerate();
+        all.fold(FIRST_ENTRY, |entry, (position, &token)| {
+            request.chain_at(entry, position, token)
+        })
     };
     let mut hypotheses = Hypotheses::new(search, max_new_tokens);
     let chosen_from = |tokens: &[TokenId]| {
@@ -440,6 +495,10 @@ pub struct World {
     pub num_copies: usize,
     pub events: Vec<Event>,
     adapters: BTreeMap<u32, Adapter>,
+    /// The images whose rows the runner has, and those that it has encoded in the last step.
+    images: BTreeMap<ImageSlot, u128>,
+    pub encoded: Vec<u128>,
+    pub num_encoded: u64,
     next_id: u64,
     pub num_steps: u64,
     pub num_pauses: u64,
@@ -476,6 +535,9 @@ impl World {
             num_copies: 0,
             events: Vec::new(),
             adapters: BTreeMap::new(),
+            images: BTreeMap::new(),
+            encoded: Vec::new(),
+            num_encoded: 0,
             next_id: 1,
             num_steps: 0,
             num_pauses: 0,
@@ -561,17 +623,18 @@ impl World {
             stream.generates = stage.stage == Stage::Generation;
         }
         check_step(&step, &self.config, &mut self.streams);
+        self.move_images(&step);
         let (mut output, mut of_host) = (StepOutput::default(), Vec::new());
         for plan in step.plans() {
             if self.config.num_state_snapshots > 0 {
-                self.states.run(&plan);
+                self.states.run(&plan, &self.streams);
             }
             run(
                 &plan,
                 &self.config,
                 &mut self.streams,
-                &mut self.cache,
-                &mut self.host_cache,
+                &self.images,
+                [&mut self.cache, &mut self.host_cache],
                 &mut output,
                 &mut of_host,
             );
@@ -609,6 +672,43 @@ impl World {
         self.check_adapters(&planned);
         assert_eq!(self.engine.num_active(), self.active().count());
         planned
+    }
+
+    /// Encodes and evicts images as a step says, and checks the limits.
+    fn move_images(&mut self, step: &Step) {
+        self.encoded.clear();
+        for one in step.plans().flat_map(|plan| plan.image_moves) {
+            match one {
+                ImageMove::Evict(slot) => assert!(self.images.remove(slot).is_some(), "{slot:?}"),
+                ImageMove::Encode { slot, image } => {
+                    let hash = *image.contents::<u128>().expect("a hash");
+                    assert!(
+                        self.images.values().all(|other| *other != hash),
+                        "{hash} twice"
+                    );
+                    assert_eq!(self.images.insert(*slot, hash), None, "{slot:?} is taken");
+                    self.encoded.push(hash);
+                    self.num_encoded += 1;
+                }
+            }
+            let limits = self.config.images.as_ref().expect("prompts have images");
+            let sizes = self.images.values().map(|&hash| num_image_tokens(hash));
+            assert!(sizes.sum::<u32>() <= limits.max_cached_tokens.0);
+        }
+        let is_cut = self.config.enable_chunked_context || self.config.scheme == BatchingScheme::V1;
+        if let Some(limits) = self.config.images.filter(|_| is_cut) {
+            let num_tokens: u32 = self
+                .encoded
+                .iter()
+                .map(|&hash| num_image_tokens(hash))
+                .sum();
+            let is_one = self.encoded.len() == 1;
+            assert!(
+                num_tokens <= limits.max_num_tokens.0 || is_one,
+                "{:?}",
+                self.encoded
+            );
+        }
     }
 
     /// Checks that sequences are computed with their adapters, that these have room, and that no request has overtaken
@@ -874,7 +974,7 @@ fn make_moves(moves: &[BlockMove], block_size: usize, cache: &mut [u64], host_ca
 
 impl States {
     /// Computes the states of a plan, one token behind the other.
-    fn run(&mut self, plan: &StepPlan<'_>) {
+    fn run(&mut self, plan: &StepPlan<'_>, streams: &BTreeMap<SequenceId, Stream>) {
         for one in plan.state_moves {
             match *one {
                 StateMove::Restore(restore) => {
@@ -909,9 +1009,11 @@ impl States {
             let num_drafts = plan.drafts(planned).len();
             let tokens = plan.sampling_input_after(index, num_drafts).tokens;
             let entry = |len: usize| {
-                let tokens = &tokens[..len];
-                let entry = |entry, token: &TokenId| chain(entry, *token);
-                tokens.iter().fold(FIRST_ENTRY, entry)
+                let request = &streams[&planned.id].request;
+                let tokens = tokens[..len].iter().enumerate();
+                tokens.fold(FIRST_ENTRY, |entry, (position, &token)| {
+                    request.chain_at(entry, position, token)
+                })
             };
             let end = planned.kv_len as usize;
             let start = end - planned.tokens.len();
@@ -943,8 +1045,8 @@ fn run(
     plan: &StepPlan<'_>,
     config: &EngineConfig,
     streams: &mut BTreeMap<SequenceId, Stream>,
-    cache: &mut [u64],
-    host_cache: &mut [u64],
+    images: &BTreeMap<ImageSlot, u128>,
+    [cache, host_cache]: [&mut [u64]; 2],
     output: &mut StepOutput,
     of_host: &mut Vec<usize>,
 ) {
@@ -967,14 +1069,31 @@ fn run(
         };
         let entries: Vec<u64> = tokens
             .iter()
-            .scan(FIRST_ENTRY, |entry, &token| {
-                *entry = chain(*entry, token);
+            .enumerate()
+            .scan(FIRST_ENTRY, |entry, (position, &token)| {
+                *entry = stream.request.chain_at(*entry, position, token);
                 Some(*entry)
             })
             .collect();
         let end = planned.kv_len as usize;
         let start = end - planned.tokens.len();
         for position in start..end {
+            let token = planned.tokens.start + (position - start) as u32;
+            let rows = plan.image_rows.iter();
+            let rows = rows.filter(|rows| rows.tokens.contains(&token));
+            let found = rows.map(|rows| {
+                (
+                    images[&rows.slot],
+                    rows.first_row + token - rows.tokens.start,
+                )
+            });
+            let expected = stream.request.row_at(position);
+            assert_eq!(
+                found.collect::<Vec<_>>(),
+                Vec::from_iter(expected),
+                "{:?}",
+                planned.id
+            );
             for group in 0..plan.num_groups {
                 // What a group has is of no use to another.
                 let content = |position: usize| entries[position].wrapping_add(group as u64);
@@ -1282,6 +1401,9 @@ fn check_plan(
         let chunked = config.enable_chunked_context || config.scheme == BatchingScheme::V1;
         // After a pause, beams are computed together to where they part, and from there any number of tokens each.
         let has_beams = stream.request.width() > 1 && known.len() > stream.request.prompt.len();
+        let images = stream.request.images.iter();
+        let is_image = |position| images.clone().any(|(start, _)| *start == position);
+        let is_bound = |position| position % block == 0 || is_image(position);
         match stream.generates {
             true => {
                 let has_generated = known.len() > stream.request.prompt.len();
@@ -1291,8 +1413,8 @@ fn check_plan(
             false if has_beams => {}
             false if chunked => {
                 assert!(
-                    planned.samples || planned.kv_len % block == 0,
-                    "chunks end where blocks do"
+                    planned.samples || is_bound(planned.kv_len),
+                    "chunks end where blocks do, or in front of images"
                 );
             }
             false => assert!(planned.samples, "contexts are not cut"),
@@ -1300,7 +1422,7 @@ fn check_plan(
         // A last chunk whose token was missed is computed again from its last position.
         let may_miss = config.plan_ahead || stream.request.is_guided;
         if config.reuse == BlockReuse::Off && !stream.generates && !may_miss && !has_beams {
-            assert_eq!(start % block, 0, "a chunk starts at a block bound");
+            assert!(is_bound(start), "a chunk starts where one may end");
         }
 
         let blocks = plan.block_table(planned);

@@ -1,0 +1,153 @@
+//! Images in prompts as the engine sees them: it carries them from requests to steps.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use inflight_base::{RequestError, TokenId, Tokens};
+
+/// An image in a prompt. Only the runner knows what is inside.
+#[derive(Clone)]
+pub struct Image {
+    hash: u128,
+    num_tokens: Tokens,
+    contents: Arc<dyn Any + Send + Sync>,
+}
+
+/// An image, and its first token in the prompt. All of its tokens follow one another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageSpan {
+    /// The position of its first token.
+    pub position: Tokens,
+    /// The image.
+    pub image: Image,
+}
+
+/// The images of a prompt.
+#[derive(Clone, Debug, Default)]
+pub struct PromptImages {
+    spans: Arc<[ImageSpan]>,
+    /// The tokens of the prompt as prefix reuse compares them, once the engine has the request. Empty without images.
+    keys: Arc<[TokenId]>,
+}
+
+impl Image {
+    /// An image of `num_tokens` tokens. Images with equal `hash` count as equal: it has to be a cryptographic one of
+    /// all that the tower reads.
+    pub fn new(hash: u128, num_tokens: Tokens, contents: Arc<impl Any + Send + Sync>) -> Self {
+        Self {
+            hash,
+            num_tokens,
+            contents,
+        }
+    }
+
+    /// The hash of its content.
+    pub fn hash(&self) -> u128 {
+        self.hash
+    }
+
+    /// The tokens that stand for it in a prompt.
+    pub fn num_tokens(&self) -> Tokens {
+        self.num_tokens
+    }
+
+    /// Its contents, if they are of this type.
+    pub fn contents<T: 'static>(&self) -> Option<&T> {
+        self.contents.downcast_ref()
+    }
+}
+
+impl PartialEq for Image {
+    fn eq(&self, other: &Self) -> bool {
+        (self.hash, self.num_tokens) == (other.hash, other.num_tokens)
+    }
+}
+
+impl Eq for Image {}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Image({:032x}, {})", self.hash, self.num_tokens)
+    }
+}
+
+impl ImageSpan {
+    /// The position behind its last token.
+    pub fn end(&self) -> Tokens {
+        self.position + self.image.num_tokens
+    }
+}
+
+impl PromptImages {
+    /// Images in order of their positions.
+    pub fn new(spans: Vec<ImageSpan>) -> Self {
+        Self {
+            spans: spans.into(),
+            keys: Arc::default(),
+        }
+    }
+
+    /// The images, in order.
+    pub fn spans(&self) -> &[ImageSpan] {
+        &self.spans
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// The images with tokens at these positions.
+    pub(super) fn within(&self, positions: Range<Tokens>) -> impl Iterator<Item = &ImageSpan> {
+        let first = self
+            .spans
+            .partition_point(|span| span.end() <= positions.start);
+        let rest = self.spans[first..].iter();
+        rest.take_while(move |span| span.position < positions.end)
+    }
+
+    /// What prefix reuse compares in place of the tokens of a prompt.
+    pub(super) fn keys<'a>(&'a self, prompt: &'a [TokenId]) -> &'a [TokenId] {
+        match self.keys.is_empty() {
+            true => prompt,
+            false => &self.keys,
+        }
+    }
+
+    /// Sets the keys of a prompt with images, with the number of each image. `None` if one has none.
+    pub(super) fn set_keys(
+        &mut self,
+        prompt: &[TokenId],
+        mut key_of: impl FnMut(u128) -> Option<TokenId>,
+    ) -> Option<()> {
+        let mut keys = prompt.to_vec();
+        for span in self.spans.iter() {
+            let key = key_of(span.image.hash)?;
+            keys[span.position.index()..span.end().index()].fill(key);
+        }
+        self.keys = keys.into();
+        Some(())
+    }
+
+    /// Refuses images that are not in order, that overlap, that have no token, or that are not in the prompt.
+    pub(super) fn check(&self, num_prompt_tokens: Tokens) -> Result<(), RequestError> {
+        let mut end = Tokens::ZERO;
+        for (index, span) in self.spans.iter().enumerate() {
+            let last = u64::from(span.position.0) + u64::from(span.image.num_tokens.0);
+            let is_valid = span.position >= end
+                && span.image.num_tokens > Tokens::ZERO
+                && last <= u64::from(num_prompt_tokens.0);
+            if !is_valid {
+                return Err(RequestError::Invalid(format!(
+                    "image {index} has {} tokens from {} on, and has to have some in a prompt of \
+                     {num_prompt_tokens} tokens, behind the image before it, which ends at {end}",
+                    span.image.num_tokens, span.position
+                )));
+            }
+            end = span.end();
+        }
+        Ok(())
+    }
+}
