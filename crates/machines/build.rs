@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// The crates that a rank runs: this one, and all that it depends on.
-const CRATES: [&str; 14] = [
+const CRATES: [&str; 15] = [
     "base",
     "checkpoint",
     "collective",
@@ -16,6 +16,7 @@ const CRATES: [&str; 14] = [
     "device-cpu",
     "device-cuda",
     "engine",
+    "images",
     "machines",
     "mpi-interface",
     "numbers",

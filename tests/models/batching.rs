@@ -5,7 +5,8 @@
 use inflight_base::TokenId;
 use inflight_device::KvDtype;
 use inflight_engine::{
-    BlockReuse, CapacityPolicy, DraftOptions, OutputOptions, PromptLookup, Speculation, StepCost,
+    BlockReuse, CapacityPolicy, DraftOptions, OutputOptions, PromptImages, PromptLookup,
+    Speculation, StepCost,
 };
 use inflight_numbers::CodeBits;
 use inflight_runner::WeightPrecision;
@@ -55,6 +56,7 @@ pub fn requests() -> Vec<Request> {
             },
             drafts: DraftOptions::default(),
             adapter: None,
+            images: PromptImages::default(),
             arrival: index / 2,
             cancelled_at: None,
         })

@@ -42,6 +42,7 @@ mod gemma3n;
 mod gemma4;
 mod gguf;
 mod gguf_patterns;
+mod images;
 mod indexer;
 mod kv_groups;
 mod latent;

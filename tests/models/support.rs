@@ -13,8 +13,9 @@ use inflight_device_cpu::{Cpu, CpuOptions, Simd};
 use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{
     Adapter, AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
-    DraftTotals, Engine, EngineConfig, Event, KvGroups, NewRequest, OutputOptions, ReuseOptions,
-    Sampled, Speculation, StateMove, Step, StepCost, StepOutput, StepPlan,
+    DraftTotals, Engine, EngineConfig, Event, ImageLimits, ImageMove, KvGroups, NewRequest,
+    OutputOptions, PromptImages, ReuseOptions, Sampled, Speculation, StateMove, Step, StepCost,
+    StepOutput, StepPlan,
 };
 use inflight_machines::{LeadingRunner, RankDevice, load_on_cpus, load_on_gpu};
 use inflight_reference_device::{Reference, ReferenceOptions, load_on_reference};
@@ -90,6 +91,8 @@ pub struct Setup {
     pub speculation: Option<Speculation>,
     /// The fixture of the draft model.
     pub draft_model: Option<&'static str>,
+    /// What images may take; `None` if the model is loaded for text only.
+    pub images: Option<ImageLimits>,
     /// The fixture of the draft head.
     pub draft_head: Option<&'static str>,
     /// Whether the head for multi-token prediction in the checkpoint makes drafts.
@@ -136,6 +139,7 @@ impl Default for Setup {
             state_snapshot_interval: 0,
             speculation: None,
             draft_model: None,
+            images: None,
             draft_head: None,
             has_mtp_head: false,
             step_cost: None,
@@ -185,6 +189,7 @@ impl Setup {
             num_host_state_snapshots: self.num_host_state_snapshots,
             state_snapshot_interval: Tokens(self.state_snapshot_interval),
             speculation: self.speculation,
+            images: self.images,
             step_cost: self.step_cost,
             ..EngineConfig::default()
         }
@@ -291,6 +296,9 @@ impl Setup {
             let drafted = source.with_draft_head(&fixture(draft_head));
             source = drafted.expect("the head is one of this model");
         }
+        if self.images.is_some() {
+            source = source.with_images().expect("the checkpoint has a tower");
+        }
         if self.has_mtp_head {
             source = source.with_mtp_head().expect("the checkpoint has a head");
         }
@@ -350,6 +358,7 @@ pub struct Request {
     pub drafts: DraftOptions,
     /// The adapter that it is computed with.
     pub adapter: Option<Adapter>,
+    pub images: PromptImages,
     /// The step before which it arrives.
     pub arrival: usize,
     /// It is cancelled when it has this many tokens.
@@ -365,6 +374,7 @@ impl Request {
             outputs: OutputOptions::default(),
             drafts: DraftOptions::default(),
             adapter: None,
+            images: PromptImages::default(),
             arrival: 0,
             cancelled_at: None,
         }
@@ -413,6 +423,8 @@ pub struct Happened {
     pub num_holes: usize,
     /// Positions before the first chunks of requests: reused ones, which are not computed again.
     pub num_reused: usize,
+    /// Images that were encoded.
+    pub num_encoded: usize,
     /// Draft statistics of all requests.
     pub drafts: DraftTotals,
 }
@@ -519,6 +531,8 @@ pub fn serve(
         let num_sampling = sampling.iter().filter(|(.., is_draft)| !is_draft).count();
         happened.num_chunks += planned.len() - num_sampling;
         for plan in step.plans() {
+            let encoded = |one: &&ImageMove| matches!(one, ImageMove::Encode { .. });
+            happened.num_encoded += plan.image_moves.iter().filter(encoded).count();
             let tables = plan
                 .sequences
                 .iter()
@@ -633,6 +647,7 @@ pub fn new_request(index: usize, request: &Request) -> NewRequest {
         outputs: request.outputs,
         drafts: request.drafts.clone(),
         adapter: request.adapter.clone(),
+        images: request.images.clone(),
         ..NewRequest::new(id, request.prompt.clone(), Tokens(request.max_new_tokens))
     }
 }

@@ -105,6 +105,19 @@ impl<'a> Store<'a> {
         }
     }
 
+    /// The kernels of a convolution in safetensors, each as a row, by their full name.
+    ///
+    /// # Errors
+    /// As [`Store::matrix`].
+    pub fn kernels(&self, name: &str, shape: &[usize]) -> Result<Matrix<'a>, LoadError> {
+        match self.matrix_of_shape(name, shape)? {
+            Matrix::Float(kernels) => Ok(Matrix::Float(kernels.with_joined_rows())),
+            other => Err(other
+                .location()
+                .error("a convolution with quantised weights is not supported".to_owned())),
+        }
+    }
+
     /// Some rows of one of the matrices in a tensor that holds them as `[num_matrices, outputs, inputs]`, by its full
     /// name.
     ///

@@ -48,6 +48,8 @@ pub struct Tensor<'a> {
     /// Of each row, the first element that is read, and how many are; of a vector, its length.
     first_column: usize,
     num_columns: usize,
+    /// Elements of a whole row in the file.
+    stored_columns: usize,
 }
 
 impl<'a> Tensor<'a> {
@@ -75,6 +77,7 @@ impl<'a> Tensor<'a> {
             },
             first_column: 0,
             num_columns: shape.last().copied().unwrap_or(1),
+            stored_columns: shape.last().copied().unwrap_or(1),
         }
     }
 
@@ -91,6 +94,22 @@ impl<'a> Tensor<'a> {
             ..self.rows
         };
         self.select(all)
+    }
+
+    /// A row for each index of its first dimension, such as the kernel of each output of a convolution. It has all of
+    /// its elements, in the order of the file.
+    pub fn with_joined_rows(self) -> Self {
+        let num_rows = self.shape.first().copied().unwrap_or(1);
+        let num_columns = self.shape.iter().skip(1).product();
+        let rows = RowSelection {
+            len: num_rows,
+            ..self.rows
+        };
+        Self {
+            num_columns,
+            stored_columns: num_columns,
+            ..self.select(rows)
+        }
     }
 
     /// Some of its rows, in the order that they are read in, and some elements of each.
@@ -182,7 +201,7 @@ impl<'a> Tensor<'a> {
 
     /// Bytes of a whole row in the file.
     fn stored_row_bytes(&self) -> usize {
-        self.shape.last().copied().unwrap_or(1) * self.dtype.size()
+        self.stored_columns * self.dtype.size()
     }
 }
 

@@ -47,6 +47,12 @@ impl StateOps<Cpu> for CpuStates {
         out.first_mut(num_rows).copy_from_slice(rows);
     }
 
+    fn replace_rows(self, _: &mut Cpu, first: usize, rows: &[bf16], out: &mut Rows<f32>) {
+        let width = out.width();
+        let out = out.first_mut(first + rows.len() / width);
+        rows.convert_to_f32_slice(&mut out[first * width..]);
+    }
+
     fn read_states(self, _: &mut Cpu, states: &Rows<bf16>, num_rows: usize, out: &mut [f32]) {
         states.first(num_rows).convert_to_f32_slice(out);
     }

@@ -77,9 +77,9 @@ pub use low_rank::{
     RANK_PANEL,
 };
 pub use operands::{
-    Activation, AdapterCapacity, DeviceSample, FirstStep, Gating, InnerActivation, LayerNorm,
-    LogitsTransform, Norm, Output, PackedWeights, PlainActivation, QuantisedWidths, SavedState,
-    StepCapacity, StepInputs, StepResults, StepWidths, Tiling, TokenInFlight,
+    Activation, AdapterCapacity, DeviceSample, FirstStep, Gating, ImageRows, InnerActivation,
+    LayerNorm, LogitsTransform, Norm, Output, PackedWeights, PlainActivation, QuantisedWidths,
+    SavedState, StepCapacity, StepInputs, StepResults, StepWidths, Tiling, TokenInFlight,
 };
 pub use ops::Ops;
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
 use super::kv_batch::KvSpan;
 use super::low_rank::AdapterRun;
 use inflight_base::{BlockId, TokenId};
@@ -43,8 +45,19 @@ pub struct StepInputs<'a> {
     pub sampled_adapters: &'a [AdapterRun],
     /// The tokens of second texts, in prompts of two.
     pub second_texts: &'a [Range<u32>],
+    /// The tokens whose embeddings are rows of images, in order. Only on devices that [pool](super::Device::STATES).
+    pub images: &'a [ImageRows<'a>],
     /// Whether [`Ops::context_logits`](super::Ops::context_logits) is called in this step.
     pub has_context_logits: bool,
+}
+
+/// Rows of an image in place of the embeddings of tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ImageRows<'a> {
+    /// The first token, among the tokens of the step.
+    pub first_token: u32,
+    /// `[num_tokens, hidden_size]`.
+    pub rows: &'a [bf16],
 }
 
 /// The recurrent states of a sequence behind one of its tokens, copied to a slot without a sequence.

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
 use super::lacking::Lacking;
 use super::load::Load;
 use super::operands::Norm;
 
-/// Extra operations of pooling models and draft heads, whose states go to the host and come from there.
+/// Extra operations of pooling models, draft heads and vision towers, whose states go to the host and come from there.
 pub trait StateOps<D: Load>: Copy {
     /// `out[rows] += row`. `out` is `[max_rows, width]`, `row` is `[width]`.
     fn add_to_rows(self, device: &mut D, rows: Range<usize>, row: &D::Vector, out: &mut D::Sums);
@@ -26,6 +28,9 @@ pub trait StateOps<D: Load>: Copy {
 
     /// `out = rows`, from memory of the host. Both are `[num_rows, width]`, and `out` gives `width`.
     fn write_sums(self, device: &mut D, rows: &[f32], out: &mut D::Sums);
+
+    /// `out[first..] = rows`, from memory of the host, `[num_rows, width]`.
+    fn replace_rows(self, device: &mut D, first: usize, rows: &[bf16], out: &mut D::Sums);
 
     /// `out = states`, in memory of the host. Both are `[num_rows, width]`.
     fn read_states(self, device: &mut D, states: &D::Inputs, num_rows: usize, out: &mut [f32]);
@@ -52,6 +57,10 @@ impl<D: Load> StateOps<D> for Lacking {
     }
 
     fn write_sums(self, _: &mut D, _: &[f32], _: &mut D::Sums) {
+        match self {}
+    }
+
+    fn replace_rows(self, _: &mut D, _: usize, _: &[bf16], _: &mut D::Sums) {
         match self {}
     }
 

@@ -203,8 +203,8 @@ impl ActiveSequences {
         self.queue.waiting(arrival)
     }
 
-    /// The context of an entry of the queue, as prefix reuse compares it, which blocks it may share, and how many of its
-    /// tokens may be reused.
+    /// The context of an entry of the queue, as prefix reuse compares it, which blocks it may share, and how many of
+    /// its tokens may be reused.
     pub(super) fn context_of(&self, entry: QueueEntry) -> (&[TokenId], &ReuseOptions, Tokens) {
         match entry {
             QueueEntry::Paused(slot) => {

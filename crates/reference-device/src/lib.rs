@@ -1235,6 +1235,16 @@ impl StateOps<Reference> for ReferenceStates {
         out.values[..rows.len()].copy_from_slice(rows);
     }
 
+    fn replace_rows(self, _: &mut Reference, first: usize, rows: &[bf16], out: &mut Rows) {
+        for (index, value) in rows.iter().enumerate() {
+            out.set(
+                first + index / out.width,
+                index % out.width,
+                exact(value.to_f32()),
+            );
+        }
+    }
+
     fn read_states(self, _: &mut Reference, states: &Rows, num_rows: usize, out: &mut [f32]) {
         let rows = (0..num_rows).map(|row| states.row(row));
         for (row, out) in rows.zip(out.chunks_mut(states.width)) {

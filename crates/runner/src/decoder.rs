@@ -329,6 +329,9 @@ impl<D: Device> Decoder<D> {
             let projection = weights.embedding_projection.as_ref();
             let residual = &mut self.residual;
             residual.embed(run, step, num_rows, table, projection, in_order);
+            if let Some(ops) = D::STATES.filter(|_| !inputs.images.is_empty()) {
+                residual.replace_rows(run.device, ops, inputs.images);
+            }
             if let Some(ops) = self.states {
                 if let Some((table, rows)) = positions.and_then(|it| it.without_padding(&inputs)) {
                     residual.add_table_rows(run.device, ops, table, &rows);

@@ -31,6 +31,7 @@
 //! results.rs      what a rank does with the results of a step
 //! pooler.rs       the states that stand for prompts, in a pooling model
 //! class_head.rs   the classification head
+//! tower/          the vision tower of a model with images
 //! kv_file.rs      a file of KV cache blocks, for the next load
 //! probe.rs        the profiling probe
 //! guide_threads.rs masks of guides, computed beside the steps
@@ -100,6 +101,7 @@ mod stream_weights;
 mod streams;
 mod summed;
 pub mod synthetic;
+mod tower;
 mod weight_cache;
 mod weight_sources;
 mod weights;
@@ -122,6 +124,7 @@ pub use rope::{Rope, RopeScaling};
 pub use runner::Runner;
 pub use spec::{
     ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform, ModelSpec, Pooling,
+    TowerSpec,
 };
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 

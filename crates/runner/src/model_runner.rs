@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use half::bf16;
+
 use super::block_moves::move_device_blocks;
 use super::decoder::{Decoder, draft_head_ops};
 use super::draft_head::{DraftHead, HeadSource, state_bytes_per_block};
@@ -24,6 +26,7 @@ use super::stage::ModelPart;
 use super::step_layout::{SampledRows, StepLayout};
 use super::step_sampling::StepSampling;
 use super::streams::stream_widths;
+use super::tower::{ImageEncoder, KeptImages};
 use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use inflight_collective::Collective;
 use inflight_device::{
@@ -31,6 +34,7 @@ use inflight_device::{
     StepCapacity, StepInputs, StepResults, StepWidths, Tiling,
 };
 use inflight_engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
+use inflight_images::ImagePatches;
 
 /// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
 ///
@@ -54,6 +58,8 @@ pub struct ModelRunner<D: Device, P = ()> {
     sampling: StepSampling,
     draft_model: Option<Box<DraftModel<ModelRunner<D>>>>,
     draft_head: Option<Box<DraftHead<D>>>,
+    /// Only if prompts may have images.
+    images: Option<Box<KeptImages<D>>>,
     /// The model calls that were launched last, and may not have been collected.
     calls: [LaunchedCall; 2],
     /// Which of them is launched next.
@@ -282,6 +288,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             }
             None => None,
         };
+        let images = kept_images(source, &limits, options, rank.is_some())?;
         let mut device = D::open(options)?;
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
         let mut host = match rank {
@@ -320,6 +327,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         Ok(Self {
             draft_model,
             draft_head,
+            images,
             // Logits that another stage sends on are whole, and so are those that a device samples from.
             gathers_largest: part.stage.is_only() && !D::SAMPLES && decoder.has_part_of_logits(),
             decoder,
@@ -359,6 +367,20 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         match &mut self.draft_model {
             Some(draft_model) => draft_model.make(step),
             None => Ok(()),
+        }
+    }
+
+    /// The rows of the residual stream that an image becomes, `[num_tokens, hidden_size]`. They do not depend on
+    /// anything else that is computed.
+    ///
+    /// # Errors
+    /// The model was loaded without a vision tower or does not read such an image, or the device has failed.
+    pub fn encode_image(&mut self, image: &ImagePatches) -> Result<Vec<bf16>, StepError> {
+        match &mut self.images {
+            Some(images) => images.encoder().encode(image),
+            None => Err(StepError(
+                "an image for a model that was loaded without its vision tower".to_owned(),
+            )),
         }
     }
 
@@ -438,6 +460,9 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.move_blocks(plan.moves);
         self.decoder
             .move_states(&mut self.device, plan.state_moves, plan.state_copies);
+        if let Some(images) = &mut self.images {
+            images.make_moves(plan.image_moves)?;
+        }
         if !plan.token_ids.is_empty() {
             if samples_here {
                 let layout = &self.calls[self.next_call].layout;
@@ -729,6 +754,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             calls,
             next_call,
             draft_head,
+            images,
             sampling,
             ..
         } = self;
@@ -738,7 +764,11 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             states,
             awaited,
         } = &mut calls[*next_call];
-        let inputs = layout.inputs(plan);
+        let images = images.as_ref().map(|images| images.rows_of(plan));
+        let inputs = StepInputs {
+            images: images.as_deref().unwrap_or_default(),
+            ..layout.inputs(plan)
+        };
         let contexts = layout.contexts();
         let pass = PassOn {
             device,
@@ -798,6 +828,25 @@ impl<D: Device> ComputeRows for ModelRunner<D> {
     fn vocab_size(&self) -> usize {
         self.vocab_size
     }
+}
+
+/// The vision tower, if prompts may have images.
+fn kept_images<D: Device>(
+    source: &ModelSource,
+    limits: &RunnerLimits,
+    options: &D::Options,
+    is_rank: bool,
+) -> Result<Option<Box<KeptImages<D>>>, LoadError> {
+    let Some((tower, weights)) = source.tower().zip(source.tower_source()?) else {
+        return Ok(None);
+    };
+    if is_rank {
+        return Err(LoadError::Resource(
+            "images are encoded by one process: leave out tensor_parallel_size and pipeline_parallel_size".to_owned(),
+        ));
+    }
+    let encoder = ImageEncoder::new(tower, weights, limits, options)?;
+    Ok(Some(Box::new(KeptImages::new(encoder))))
 }
 
 /// The pooler of a pooling model.

@@ -12,8 +12,9 @@ use super::families;
 use super::model_tensors::ModelTensors;
 use super::precision::WeightPrecision;
 use super::share::CutUnits;
-use super::spec::{ClassHead, ClassModules, LayerSpec, ModelSpec, Module, Pooling};
+use super::spec::{ClassHead, ClassModules, LayerSpec, ModelSpec, Module, Pooling, TowerSpec};
 use super::stage::ModelPart;
+use super::tower::TowerSource;
 use super::weight_cache::WeightCache;
 use super::weight_sources::WeightSources;
 use inflight_base::{LoadError, TokenId};
@@ -32,6 +33,7 @@ pub struct ModelSource {
     end_ids: Vec<TokenId>,
     draft_model: Option<Box<ModelSource>>,
     draft_head: Option<Box<HeadSource>>,
+    tower: Option<Box<TowerSpec>>,
     max_text_tokens: Option<usize>,
     weight_cache: Option<WeightCacheFile>,
     /// How ranks may cut its weights, once that is known.
@@ -177,6 +179,7 @@ impl ModelSource {
             weight_cache: None,
             draft_model: None,
             draft_head: None,
+            tower: None,
             max_text_tokens: None,
             cut_units: OnceLock::new(),
         })
@@ -249,6 +252,39 @@ impl ModelSource {
             draft_head: Some(Box::new(head)),
             ..self
         })
+    }
+
+    /// This model with the vision tower of its checkpoint, so that prompts may have images. Without that it is served
+    /// for text only.
+    ///
+    /// # Errors
+    /// The family has no tower that is supported, or a tensor is missing, or has the wrong shape or type.
+    pub fn with_images(self) -> Result<Self, LoadError> {
+        let Some(config) = self.checkpoint.config() else {
+            return Err(LoadError::File {
+                path: self.folder().to_owned(),
+                reason: "vision towers are not read from GGUF files: serve the checkpoint of safetensors".to_owned(),
+            });
+        };
+        let tower = families::describe_tower(config, &self.spec)?;
+        TowerSource::find(&tower, self.checkpoint.store()?)?;
+        Ok(Self {
+            tower: Some(Box::new(tower)),
+            ..self
+        })
+    }
+
+    /// Its vision tower, if prompts may have images.
+    pub fn tower(&self) -> Option<&TowerSpec> {
+        self.tower.as_deref()
+    }
+
+    /// The weights of its vision tower.
+    pub(super) fn tower_source(&self) -> Result<Option<TowerSource<'_>>, LoadError> {
+        match self.tower() {
+            Some(tower) => TowerSource::find(tower, self.checkpoint.store()?).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Its draft head.
@@ -324,8 +360,12 @@ impl ModelSource {
             Some(head) => head.num_weight_bytes(precision)?,
             None => 0,
         };
+        let of_tower = match self.tower_source()? {
+            Some(tower) => tower.num_bytes::<Cpu>(),
+            None => 0,
+        };
         let own = sources.num_bytes::<Cpu>(precision, num_stages);
-        Ok(own + of_draft_model + of_head)
+        Ok(own + of_draft_model + of_head + of_tower)
     }
 
     /// The same in one stage, on another device.

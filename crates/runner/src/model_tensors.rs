@@ -200,6 +200,23 @@ impl<'a> ModelTensors<'a> {
             .stacked_matrices(&name, [num_channels, 1, kernel_len])
     }
 
+    /// The kernels of a convolution of images, `[num_outputs, ...dimensions]`, as rows. Only in safetensors.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn kernels(
+        &self,
+        module: Module,
+        num_outputs: usize,
+        dimensions: &[usize],
+    ) -> Result<Matrix<'a>, LoadError> {
+        let name = format!("{}.weight", self.stored_name(module));
+        let shape: Vec<_> = std::iter::once(num_outputs)
+            .chain(dimensions.iter().copied())
+            .collect();
+        self.store.kernels(&name, &shape)
+    }
+
     /// Whether the rates of recurrences are stored negated, and not their logarithms, as llama.cpp's converter does.
     pub(super) fn has_negated_rates(&self) -> bool {
         self.gguf.is_some()

@@ -9,8 +9,9 @@ use super::summed::Summed;
 
 use inflight_base::LoadError;
 use inflight_device::{
-    AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, InnerActivation, LayerInputOps,
-    LayerNorm, Linear, Norm, Output, RankHost, RankOps, Routing, StateOps, Tile, TileOps,
+    AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, ImageRows, InnerActivation,
+    LayerInputOps, LayerNorm, Linear, Norm, Output, RankHost, RankOps, Routing, StateOps, Tile,
+    TileOps,
 };
 
 /// The hidden states of a step, and their normalised form, which the next projection reads.
@@ -200,6 +201,14 @@ impl<D: Device> ResidualStream<D> {
         if let Some(NarrowRows { sums, inputs, .. }) = &mut self.narrow {
             device.project(num_rows, &self.normed, linear, Output::Store, None, sums);
             device.norm(num_rows, sums, Norm::Identity, inputs);
+        }
+    }
+
+    /// Gives tokens of images their rows.
+    pub fn replace_rows(&mut self, device: &mut D, ops: D::States, images: &[ImageRows<'_>]) {
+        for image in images {
+            let first = image.first_token as usize;
+            ops.replace_rows(device, first, image.rows, &mut self.hidden);
         }
     }
 

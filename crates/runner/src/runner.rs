@@ -1,10 +1,13 @@
 //! What computes the steps of an instance.
 
+use half::bf16;
+
 use super::model_runner::ModelRunner;
 use super::synthetic::SyntheticRunner;
 use inflight_base::{HostBlockId, StepError};
 use inflight_device::Device;
 use inflight_engine::{BlockMove, Step, StepOutput, StepPlan};
+use inflight_images::ImagePatches;
 
 /// Computes the steps of an instance: a real model on some device, or a synthetic one.
 pub trait Runner: Send {
@@ -57,6 +60,16 @@ pub trait Runner: Send {
     /// # Panics
     /// If there is no such block.
     fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError>;
+
+    /// The rows of the residual stream that an image becomes, see [`ModelRunner::encode_image`].
+    ///
+    /// # Errors
+    /// The model was loaded without a vision tower or does not read such an image, or the device has failed.
+    fn encode_image(&mut self, _image: &ImagePatches) -> Result<Vec<bf16>, StepError> {
+        Err(StepError(
+            "an image for a runner without a vision tower".to_owned(),
+        ))
+    }
 
     /// What it computes with.
     fn description(&self) -> String;
@@ -113,6 +126,10 @@ where
 
     fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
         self.host_block(block)
+    }
+
+    fn encode_image(&mut self, image: &ImagePatches) -> Result<Vec<bf16>, StepError> {
+        self.encode_image(image)
     }
 
     fn description(&self) -> String {

@@ -335,6 +335,8 @@ impl StepLayout {
             kept_adapters: &self.kept_adapters,
             sampled_adapters: &self.sampled_adapters,
             second_texts: &self.second_texts,
+            // The runner has them.
+            images: &[],
             has_context_logits: !self.contexts.is_empty(),
         }
     }

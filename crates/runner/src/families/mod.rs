@@ -132,19 +132,20 @@ mod step3;
 #[cfg(test)]
 mod tests;
 mod unsupported;
+mod vision;
 mod windows;
 mod with_images;
 
 use self::family::Family;
 use self::gguf::GgufConfig;
-use super::spec::{ClassModules, ModelSpec, MtpSpec};
+use super::spec::{ClassModules, ModelSpec, MtpSpec, TowerSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::{GgufFolder, JsonFile, MetadataValue};
 use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 139] = [
+static FAMILIES: [Family; 141] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -284,6 +285,8 @@ static FAMILIES: [Family; 139] = [
     bitnet::EARLIER,
     bailing_moe::LING_2,
     bailing_moe::SARVAM,
+    with_images::IDEFICS3,
+    with_images::SMOL_VLM,
 ];
 
 /// Further architectures of families.
@@ -331,6 +334,14 @@ pub(super) fn describe_draft_head(config: &JsonFile) -> Result<ModelSpec, LoadEr
 /// The family is not known to have heads, or config.json says that the checkpoint has none.
 pub(super) fn describe_mtp(config: &JsonFile, model: &ModelSpec) -> Result<MtpSpec, LoadError> {
     mtp::describe(config, model)
+}
+
+/// Describes the vision tower of a model.
+///
+/// # Errors
+/// The family has none, or a value is not supported.
+pub(super) fn describe_tower(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError> {
+    vision::describe_tower(config, model)
 }
 
 /// The head of a decoder that sorts prompts into classes (`GenericForSequenceClassification` of transformers).

@@ -1,12 +1,12 @@
 //! Models with images, whose language models are served, for text: Qwen2-VL, Qwen2.5-VL, Qwen3-VL with and without
-//! experts, Mistral Small 3.1 and later, Ministral 3, LLaVA, EXAONE 4.5, Kimi K2.5, LFM3-VL.
+//! experts, Mistral Small 3.1 and later, Ministral 3, LLaVA, EXAONE 4.5, Kimi K2.5, LFM3-VL, Idefics 3, SmolVLM.
 //!
 //! config.json has the language model's config under `text_config`, or, in the Qwen-VL models before transformers 5,
 //! beside the image encoder's. Where all tokens are text, the three positions of a token are equal, and M-RoPE
 //! (`mrope_section`) is RoPE. What Qwen3-VL adds to the residual stream of its first layers is zero without images.
 //!
 //! Source: configuration_*.py and modeling_*.py of qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, mistral3, llava,
-//! exaone4_5, kimi_k25 and lfm3_vl of transformers.
+//! exaone4_5, kimi_k25, lfm3_vl, idefics3 and smolvlm of transformers.
 
 use serde_json::{Map, Value, json};
 
@@ -120,6 +120,18 @@ pub const LFM3_VL: Family = Family {
     },
 };
 
+pub const IDEFICS3: Family = Family {
+    class: "Idefics3ForConditionalGeneration",
+    gguf: None,
+    describe: |config| describe_idefics3(config, IDEFICS3.class),
+};
+
+pub const SMOL_VLM: Family = Family {
+    class: "SmolVLMForConditionalGeneration",
+    gguf: None,
+    describe: |config| describe_idefics3(config, SMOL_VLM.class),
+};
+
 /// The path of the language model's config.
 const TEXT: &str = "text_config.";
 
@@ -143,6 +155,12 @@ const LANGUAGE_MODELS: [(&str, Family); 11] = [
 fn describe_kimi(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
     let is_tied = config.bool_or("tie_word_embeddings", true)?;
     describe_by_type(config, "deepseek_v3", json!({}), class, is_tied)
+}
+
+fn describe_idefics3(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
+    let is_tied = config.bool_or("tie_word_embeddings", false)?;
+    let text = json!({"rms_norm_eps": 1e-5});
+    describe_by_type(config, "llama", text, class, is_tied)
 }
 
 fn describe_qwen2_vl(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {

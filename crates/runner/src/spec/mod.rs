@@ -10,6 +10,7 @@ mod layer;
 mod mtp;
 mod norms;
 mod projection;
+mod tower;
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -36,6 +37,7 @@ pub use layer::{
 pub use mtp::MtpSpec;
 pub use norms::{Block, BlockNorms, NormKind, NormSpec, Norms};
 pub use projection::{FusedOutputs, Linear, Projection};
+pub use tower::{PatchShape, ProjectorSpec, TowerSpec};
 
 /// A decoder-only transformer. Sizes are in elements.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,0 +1,36 @@
+//! Vision towers: one file for each family.
+
+mod idefics3;
+
+use crate::spec::{ModelSpec, TowerSpec};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+
+/// The tower of a family.
+struct Tower {
+    /// The class of the model.
+    class: &'static str,
+    /// Describes the tower of a config.json, whose language model is given.
+    describe: fn(&JsonFile, &ModelSpec) -> Result<TowerSpec, LoadError>,
+}
+
+const TOWERS: [Tower; 2] = [idefics3::IDEFICS3, idefics3::SMOL_VLM];
+
+/// Describes the tower of a model.
+///
+/// # Errors
+/// The family has none, or a value is not supported.
+pub fn describe_tower(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError> {
+    let mut towers = TOWERS.iter();
+    let Some(tower) = towers.find(|tower| tower.class == model.family) else {
+        return Err(LoadError::Config {
+            problem: format!(
+                "images are taken by models of {}, and the model is a {}",
+                TOWERS.map(|tower| tower.class).join(" and "),
+                model.family
+            ),
+            remedy: "serve it for text only".to_owned(),
+        });
+    };
+    (tower.describe)(config, model)
+}

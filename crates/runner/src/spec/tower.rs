@@ -1,0 +1,76 @@
+//! The vision tower of a model with images.
+
+use super::{ModelSpec, Module, Projection};
+
+/// A tower: from the patches of an image to rows of the residual stream of the language model, as data.
+///
+/// ```text
+/// patches     [num_patches, patch_len]      of one tile
+/// embedded    patch_embedding(patches) + positions
+/// encoded     the encoder's layers and its final norm, in which each patch sees all patches of its tile
+/// rows        projector(encoded)            [num_tokens, hidden_size of the language model]
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct TowerSpec {
+    /// The layers and the final norm, as an encoder whose tokens are patches. Its embedding embeds patches.
+    pub encoder: ModelSpec,
+    /// The shape of a patch.
+    pub patch: PatchShape,
+    /// Rows of patches of a tile, and as many columns.
+    pub num_patches_per_side: usize,
+    /// From encoded patches to rows.
+    pub projector: ProjectorSpec,
+}
+
+/// The shape of a patch, whose values are in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PatchShape {
+    /// Channels of a pixel.
+    pub num_channels: usize,
+    /// Pixels of each side.
+    pub num_pixels_per_side: usize,
+}
+
+/// How encoded patches become rows: squares of neighbours are joined, and projected.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProjectorSpec {
+    /// Patches of each side of a square. Its patches are joined row by row.
+    pub merge_size: usize,
+    /// `[hidden_size of the language model, merge_size^2 * hidden_size]`.
+    pub projection: Projection,
+}
+
+impl TowerSpec {
+    /// The module that embeds patches: a convolution whose stride is its size, with a bias.
+    pub const fn patch_embedding(&self) -> Module {
+        Module::of_model(self.encoder.modules.embedding)
+    }
+
+    /// Patches of a tile.
+    pub const fn num_patches(&self) -> usize {
+        self.num_patches_per_side.pow(2)
+    }
+
+    /// Rows that a tile becomes.
+    pub const fn num_tokens(&self) -> usize {
+        (self.num_patches_per_side / self.projector.merge_size).pow(2)
+    }
+
+    /// The width of a row.
+    pub fn row_width(&self) -> usize {
+        self.projector.projection.num_outputs()
+    }
+}
+
+impl PatchShape {
+    /// Its dimensions.
+    pub const fn dimensions(self) -> [usize; 3] {
+        let side = self.num_pixels_per_side;
+        [self.num_channels, side, side]
+    }
+
+    /// Values of a patch.
+    pub const fn num_values(self) -> usize {
+        self.num_channels * self.num_pixels_per_side.pow(2)
+    }
+}

@@ -1,0 +1,53 @@
+//! The weights of a tower, packed.
+
+use super::tower_source::TowerSource;
+use crate::embedding_rows::load_embedding;
+use crate::packer::Packer;
+use crate::weights::{Head, Layer, Weights};
+use inflight_base::LoadError;
+use inflight_device::{Device, Linear};
+
+/// The weights outside of the layers.
+pub(super) struct OuterWeights<D: Device> {
+    /// `[hidden_size, patch_len]`.
+    pub(super) patch_embedding: Linear<D>,
+    /// `[num_patches, hidden_size]`.
+    pub(super) positions: Option<D::Embedding>,
+    /// `[row_width, merge_size^2 * hidden_size]`.
+    pub(super) projector: Linear<D>,
+}
+
+impl TowerSource<'_> {
+    /// Reads and packs all weights.
+    ///
+    /// # Errors
+    /// A tensor is not finite or changed while it was read, or memory is short.
+    pub(super) fn load<D: Device>(
+        self,
+        device: &mut D,
+    ) -> Result<(Weights<D>, OuterWeights<D>), LoadError> {
+        let mut packer = Packer::new(device, None, None);
+        let layers = self.layers.into_iter().map(|layer| layer.load(&mut packer));
+        let layers: Vec<Layer<D>> = layers.collect::<Result<_, _>>()?;
+        let head = Head {
+            final_norm: match &self.final_norm {
+                Some(norm) => Some(norm.load(&mut packer)?),
+                None => None,
+            },
+            projection: None,
+            lm_head: None,
+        };
+        let patch_embedding = self.patch_embedding.load(&mut packer)?;
+        let projector = self.projector.load(&mut packer)?;
+        let outer = OuterWeights {
+            patch_embedding,
+            positions: match &self.positions {
+                Some(rows) => Some(load_embedding(device, rows)?),
+                None => None,
+            },
+            projector,
+        };
+        self.tensors.store().check()?;
+        Ok((Weights::of_layers(layers, head), outer))
+    }
+}

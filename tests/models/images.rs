@@ -1,0 +1,400 @@
+//! Models with images, against transformers: see tests/fixtures/make_image_fixtures.py.
+
+use std::fs;
+use std::sync::Arc;
+
+use half::bf16;
+use inflight_base::{TokenId, Tokens};
+use inflight_device_cpu::Cpu;
+use inflight_engine::{
+    BlockReuse, CapacityPolicy, Image as PromptImage, ImageLimits, ImageSpan, PromptImages,
+};
+use inflight_images::{ImagePatches, TileGrid};
+use inflight_reference_device::{Reference, ReferenceOptions};
+use inflight_runner::{ModelSource, Runner};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::copy::Copy;
+use crate::embeddings::cosine;
+use crate::errors::largest_error;
+use crate::support::{
+    CallRunner, Request, Served, Setup, TestedDevice, fixture, serve, serve_alone, simds,
+};
+use crate::transformers::Prompt;
+
+const NAMES: [&str; 2] = ["images/smolvlm", "images/idefics3"];
+const IMAGE_TOKEN: TokenId = 7;
+
+/// The results of transformers for a fixture.
+#[derive(Deserialize)]
+struct Expected {
+    images: Vec<Image>,
+    prompts: Vec<ImagePrompt>,
+}
+
+#[derive(Deserialize)]
+struct ImagePrompt {
+    images: Vec<usize>,
+    #[serde(flatten)]
+    prompt: Prompt,
+}
+
+#[derive(Deserialize)]
+struct Image {
+    tiles: Vec<[usize; 2]>,
+    values: Vec<f32>,
+    rows: Vec<f32>,
+    exact: Vec<f32>,
+    bf16_cost: f32,
+}
+
+impl Expected {
+    fn read(name: &str) -> Self {
+        let path = fixture(name).join("expected.json");
+        let text = fs::read_to_string(path).expect("expected.json");
+        serde_json::from_str(&text).expect("expected.json")
+    }
+}
+
+impl Image {
+    fn patches(&self, row_width: usize) -> ImagePatches {
+        let tiles = self.tiles.iter();
+        ImagePatches {
+            values: self.values.clone(),
+            tiles: tiles
+                .map(|&[rows, columns]| TileGrid { rows, columns })
+                .collect(),
+            num_tokens: self.rows.len() / row_width,
+        }
+    }
+}
+
+/// The images with these numbers, wherever the prompt has image tokens.
+fn images_of(name: &str, prompt: &[TokenId], numbers: &[usize]) -> PromptImages {
+    let expected = Expected::read(name);
+    let width = open(name).spec().hidden_size;
+    let mut end = 0;
+    let spans = numbers.iter().map(|&number| {
+        let patches = expected.images[number].patches(width);
+        let num_tokens = patches.num_tokens;
+        let start = prompt[end..].iter().position(|&token| token == IMAGE_TOKEN);
+        let position = end + start.expect("a token for each row");
+        end = position + num_tokens;
+        ImageSpan {
+            position: Tokens(position as u32),
+            image: PromptImage::new(number as u128, Tokens(num_tokens as u32), Arc::new(patches)),
+        }
+    });
+    PromptImages::new(spans.collect())
+}
+
+fn image_request(
+    name: &str,
+    prompt: &[TokenId],
+    numbers: &[usize],
+    max_new_tokens: u32,
+) -> Request {
+    Request {
+        images: images_of(name, prompt, numbers),
+        ..Request::greedy(prompt, max_new_tokens)
+    }
+}
+
+/// Room for all images.
+fn setup() -> Setup {
+    Setup {
+        max_seq_len: 128,
+        images: Some(ImageLimits {
+            max_num_tokens: Tokens(1000),
+            max_cached_tokens: Tokens(1000),
+        }),
+        ..Setup::default()
+    }
+}
+
+fn open(name: &str) -> ModelSource {
+    let source = ModelSource::open(&fixture(name)).expect("the checkpoint opens");
+    source.with_images().expect("it has a tower")
+}
+
+fn load_on<D: TestedDevice>(name: &str, setup: &Setup, options: &D::Options) -> Box<dyn Runner> {
+    D::load(&open(name), setup.runner_limits(), options).expect("the checkpoint loads")
+}
+
+fn load(name: &str, setup: &Setup) -> Box<dyn Runner> {
+    load_on::<Cpu>(name, setup, &setup.cpu_options())
+}
+
+fn encode(runner: &mut dyn Runner, image: &ImagePatches) -> Vec<f32> {
+    let rows = runner.encode_image(image).expect("the image is encoded");
+    rows.into_iter().map(bf16::to_f32).collect()
+}
+
+fn tower_agrees(name: &str, runner: &mut dyn Runner) {
+    let expected = Expected::read(name);
+    let width = open(name).spec().hidden_size;
+    let mut all = Vec::new();
+    for image in &expected.images {
+        let rows = encode(runner, &image.patches(width));
+        let cost = image.bf16_cost;
+        println!(
+            "{name}: largest error {:.6}, bf16 costs {cost}",
+            largest_error(&rows, &image.rows)
+        );
+        for (ours, theirs) in rows.iter().zip(&image.rows) {
+            // Sums in another order, and then rows that are rounded to the next number in bf16.
+            let tolerance = 0.7 * cost + theirs.abs() / 128.0;
+            assert!(
+                (ours - theirs).abs() <= tolerance,
+                "{name}: {ours}, not {theirs}"
+            );
+        }
+        for (row, exact) in rows.chunks(width).zip(image.exact.chunks(width)) {
+            let cosine = cosine(row, exact);
+            assert!(cosine > 0.9999, "{name}: cosine {cosine}");
+        }
+        all.push(rows);
+    }
+    let other = cosine(&all[0][..width], &all[1][..width]);
+    assert!(other < 0.995, "they would agree with anything: {other}");
+}
+
+#[test]
+fn towers_agree_with_transformers() {
+    for name in NAMES {
+        for simd in simds() {
+            let setup = Setup {
+                simd: Some(simd),
+                ..Setup::default()
+            };
+            tower_agrees(name, &mut *load(name, &setup));
+        }
+        let setup = Setup::default();
+        let mut reference = load_on::<Reference>(name, &setup, &ReferenceOptions::default());
+        tower_agrees(name, &mut *reference);
+    }
+}
+
+/// Rows of an image have the bits that they have alone after other images, and on any number of threads.
+#[test]
+fn rows_of_an_image_depend_on_nothing_else() {
+    for name in NAMES {
+        let width = open(name).spec().hidden_size;
+        let images = Expected::read(name).images;
+        let images: Vec<_> = images.iter().map(|it| it.patches(width)).collect();
+        let setup = Setup::default();
+        let alone = images.iter().map(|it| encode(&mut *load(name, &setup), it));
+        let alone: Vec<_> = alone.collect();
+        let mut runner = load(
+            name,
+            &Setup {
+                num_threads: 3,
+                ..setup
+            },
+        );
+        for index in [1, 0, 1, 1, 0] {
+            let rows = encode(&mut *runner, &images[index]);
+            assert_eq!(rows, alone[index], "{name}");
+        }
+    }
+}
+
+#[test]
+fn images_that_a_tower_does_not_read_are_refused() {
+    let name = NAMES[0];
+    let setup = Setup::default();
+    let width = open(name).spec().hidden_size;
+    let image = Expected::read(name).images[0].patches(width);
+    let mut runner = load(name, &setup);
+    let mut refused = |change: fn(&mut ImagePatches), reason: &str| {
+        let mut image = image.clone();
+        change(&mut image);
+        let error = runner.encode_image(&image).expect_err("it is refused");
+        assert!(error.to_string().ends_with(reason), "{error}");
+    };
+    refused(
+        |it| it.tiles[0].rows = 5,
+        "a tile of 5 x 6 patches; SmolVLMForConditionalGeneration reads tiles of 6 x 6",
+    );
+    refused(
+        |it| it.values.truncate(7),
+        "7 values of an image of 1 tiles, which has 1728",
+    );
+    refused(
+        |it| it.num_tokens = 8,
+        "8 tokens for an image of 1 tiles, which becomes 9 rows",
+    );
+    let mut text_only = setup.load(name);
+    let error = text_only.encode_image(&image).expect_err("no tower");
+    let expected = "an image for a model that was loaded without its vision tower";
+    assert!(error.to_string().ends_with(expected), "{error}");
+}
+
+#[test]
+fn models_without_a_known_tower_take_no_images() {
+    let source = ModelSource::open(&fixture("llava")).expect("the checkpoint opens");
+    let error = source.with_images().err().expect("it is refused");
+    let error = error.to_string();
+    assert!(error.contains("LlavaForConditionalGeneration"), "{error}");
+    assert!(error.contains("serve it for text only"), "{error}");
+}
+
+#[test]
+fn a_damaged_tower_is_an_error_only_with_images() {
+    let vision = json!({"hidden_size": 36, "num_hidden_layers": 4, "num_attention_heads": 3,
+        "intermediate_size": 52, "image_size": 24, "patch_size": 4});
+    let copy = Copy::of(NAMES[0]).config(json!({"vision_config": vision}));
+    let source = ModelSource::open(copy.dir()).expect("the language model is whole");
+    let error = source.with_images().err().expect("a layer is missing");
+    let name = "model.vision_model.encoder.layers.3.";
+    assert!(error.to_string().contains(name), "{error}");
+    let copy = Copy::of(NAMES[0]).config(json!({"scale_factor": 4}));
+    let source = ModelSource::open(copy.dir()).expect("the language model is whole");
+    let error = source.with_images().err().expect("6 is no multiple of 4");
+    let expected = "vision_config.image_size: 24 is not";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// What a model is expected to take in memory counts its tower.
+#[test]
+fn the_weights_of_a_tower_count() {
+    let bytes = |source: &ModelSource| source.num_weight_bytes(None).expect("they are there");
+    let name = NAMES[0];
+    let text_only = ModelSource::open(&fixture(name)).expect("the checkpoint opens");
+    let layer = 4 * 36 * 36 + 2 * 36 * 52;
+    let [patches, positions, projector] = [48 * 36, 36 * 36, 144 * 32];
+    let num_weights = 3 * layer + patches + positions + projector;
+    assert_eq!(bytes(&open(name)) - bytes(&text_only), 2 * num_weights);
+}
+
+fn prompts_agree(name: &str, runner: &mut impl CallRunner, setup: &Setup) {
+    for ImagePrompt { images, prompt } in Expected::read(name).prompts {
+        let request = image_request(name, &prompt.prompt, &images, prompt.greedy.len() as u32);
+        let served = serve_alone(runner, setup, &request);
+        assert_eq!(served.tokens, prompt.greedy, "{name}");
+        for (ours, theirs) in served.logits.iter().zip(&prompt.logits) {
+            let error = largest_error(ours, theirs);
+            println!(
+                "{name}: largest error {error:.6}, bf16 costs {}",
+                prompt.bf16_cost
+            );
+            assert!(error <= 0.7 * prompt.bf16_cost, "{name}: {error}");
+        }
+        // The images are what makes the difference.
+        let blind = serve_alone(runner, setup, &Request::greedy(&prompt.prompt, 1));
+        let moved = largest_error(&blind.logits[0], &served.logits[0]);
+        assert!(moved > 5.0 * prompt.bf16_cost, "{name}: {moved}");
+    }
+}
+
+#[test]
+fn prompts_with_images_agree_with_transformers() {
+    for name in NAMES {
+        for simd in simds() {
+            let setup = Setup {
+                simd: Some(simd),
+                ..setup()
+            };
+            prompts_agree(name, &mut setup.load(name), &setup);
+        }
+        let options = ReferenceOptions::default();
+        let mut reference = setup().load_on::<Reference>(&fixture(name), &options);
+        prompts_agree(name, &mut reference, &setup());
+    }
+}
+
+/// Prompts with the images in different places, twice and not at all.
+fn requests(name: &str) -> Vec<Request> {
+    let prompt = Expected::read(name).prompts.remove(0);
+    let ids = prompt.prompt.prompt;
+    let images = images_of(name, &ids, &prompt.images);
+    let [first, second] = images.spans() else {
+        panic!("{name} has two images in its prompt");
+    };
+    let tokens_of = |span: &ImageSpan| vec![IMAGE_TOKEN; span.image.num_tokens().index()];
+    let text = |len: u32, factor: u32| (0..len).map(move |it| 10 + it * factor % 140);
+    let (of_first, of_second) = (tokens_of(first), tokens_of(second));
+    let twice: Vec<_> = of_first
+        .iter()
+        .copied()
+        .chain(of_first.clone())
+        .chain(text(9, 3))
+        .collect();
+    let behind: Vec<_> = text(21, 5)
+        .chain(of_second.clone())
+        .chain(text(3, 7))
+        .collect();
+    // They begin alike, with another image.
+    let other: Vec<_> = text(21, 5).chain(of_first).chain(text(30, 7)).collect();
+    let all = [
+        image_request(name, &ids, &prompt.images, 12),
+        image_request(name, &twice, &[0, 0], 10),
+        image_request(name, &behind, &[1], 14),
+        image_request(name, &other, &[0], 9),
+        Request::greedy(&text(33, 11).collect::<Vec<_>>(), 20),
+        image_request(name, &ids, &prompt.images, 7),
+    ];
+    let arrivals = all.into_iter().zip([0, 1, 1, 3, 4, 40]);
+    arrivals
+        .map(|(request, arrival)| Request { arrival, ..request })
+        .collect()
+}
+
+/// Whatever else is in the batch, however contexts are cut, paused and reused, and whenever images are encoded.
+#[test]
+fn schedules_change_no_bit_of_answers_about_images() {
+    let limits = |max_num_tokens, max_cached_tokens| {
+        Some(ImageLimits {
+            max_num_tokens: Tokens(max_num_tokens),
+            max_cached_tokens: Tokens(max_cached_tokens),
+        })
+    };
+    for name in NAMES {
+        let requests = requests(name);
+        let alone: Vec<Served> = requests
+            .iter()
+            .map(|request| serve_alone(&mut setup().load(name), &setup(), request))
+            .collect();
+        let sizes = requests[0].images.spans().iter();
+        let sizes: Vec<_> = sizes.map(|span| span.image.num_tokens().0).collect();
+        let chunks = Setup {
+            enable_chunked_context: true,
+            max_num_tokens: 11,
+            block_size: 4,
+            num_blocks: 256,
+            // One image at a time.
+            images: limits(sizes[0], sizes[1]),
+            num_threads: 2,
+            ..setup()
+        };
+        let reuse = Setup {
+            reuse: BlockReuse::PartialBlocks,
+            ..chunks.clone()
+        };
+        let pauses = Setup {
+            policy: CapacityPolicy::MaxUtilization,
+            max_seq_len: 76,
+            num_blocks: 20,
+            ..chunks.clone()
+        };
+        let setups = [
+            ("batch", setup()),
+            ("chunks", chunks),
+            ("reuse", reuse),
+            ("pauses", pauses),
+        ];
+        for (what, setup) in setups {
+            let (served, happened) = serve(&mut setup.load(name), &setup, &requests);
+            println!("{name}, {what}: {happened:?}");
+            assert_eq!(served, alone, "{name}, {what}");
+            assert!(happened.max_sequences > 1, "{name}, {what}: {happened:?}");
+            assert!(match what {
+                "batch" => happened.num_encoded == 2,
+                "chunks" => happened.num_chunks > 10 && happened.num_encoded > 4,
+                "reuse" => happened.num_reused > 40,
+                _ => happened.num_pauses > 0,
+            });
+        }
+    }
+}
