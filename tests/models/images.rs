@@ -7,19 +7,21 @@ use half::bf16;
 use inflight_base::{TokenId, Tokens};
 use inflight_device_cpu::Cpu;
 use inflight_engine::{
-    BlockReuse, CapacityPolicy, Image as PromptImage, ImageLimits, ImageSpan, PromptImages,
+    BlockReuse, CapacityPolicy, Event, Image as PromptImage, ImageLimits, ImageSpan, PromptImages,
 };
 use inflight_images::{ImagePatches, TileGrid};
+use inflight_manager::{BatchManager, ManagerOptions};
 use inflight_reference_device::{Reference, ReferenceOptions};
 use inflight_runner::{ModelSource, Runner};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::copy::Copy;
 use crate::embeddings::cosine;
 use crate::errors::largest_error;
 use crate::support::{
-    CallRunner, Request, Served, Setup, TestedDevice, fixture, serve, serve_alone, simds,
+    CallRunner, Request, Served, Setup, TestedDevice, fixture, new_request, serve, serve_alone,
+    simds,
 };
 use crate::transformers::Prompt;
 
@@ -397,4 +399,98 @@ fn schedules_change_no_bit_of_answers_about_images() {
             });
         }
     }
+}
+
+/// A batch manager of a fixture, with these further options.
+fn manager(name: &str, more: &Value) -> BatchManager {
+    let mut options = json!({"gpt_model_path": fixture(name), "num_threads": 1});
+    let all = options.as_object_mut().expect("an object");
+    all.extend(more.as_object().expect("an object").clone());
+    let options = ManagerOptions::parse(&options.to_string()).expect("they are valid");
+    options.load().expect("the checkpoint loads").0
+}
+
+#[test]
+fn a_batch_manager_answers_about_images() {
+    for name in NAMES {
+        let requests = requests(name);
+        let alone = |request| serve_alone(&mut setup().load(name), &setup(), request).tokens;
+        let alone: Vec<_> = requests.iter().map(alone).collect();
+        for overlaps in [false, true] {
+            let mut manager = manager(
+                name,
+                &json!({"max_num_image_tokens": 9, "max_cached_image_tokens": 18, "max_num_tokens": 40,
+                    "enable_trt_overlap": overlaps}),
+            );
+            for (index, request) in requests.iter().enumerate() {
+                manager.add(new_request(index, request)).expect("it fits");
+            }
+            let (mut tokens, mut events) = (vec![Vec::new(); requests.len()], Vec::new());
+            while !manager.is_idle() {
+                manager.launch().expect("the step runs");
+                manager.land(&mut events).expect("the step runs");
+                for event in events.drain(..) {
+                    if let Event::Token(id, token) = event {
+                        tokens[id.index()].push(token);
+                    }
+                }
+            }
+            assert_eq!(tokens, alone, "{name}, overlaps: {overlaps}");
+        }
+    }
+}
+
+/// An image that would fail a step fails its request alone.
+#[test]
+fn a_batch_manager_refuses_images_that_its_tower_does_not_read() {
+    let name = NAMES[0];
+    let request = requests(name).remove(0);
+    let [span, _] = request.images.spans() else {
+        panic!("{name} has two images in its prompt");
+    };
+    let refused = |manager: &mut BatchManager, image: PromptImage| {
+        let span = ImageSpan {
+            image,
+            ..span.clone()
+        };
+        let mut new = new_request(0, &request);
+        new.images = PromptImages::new(vec![span]);
+        let error = manager.add(new).expect_err("it is refused");
+        error.to_string()
+    };
+    let mut text_only = manager(name, &json!({}));
+    let error = refused(&mut text_only, span.image.clone());
+    assert!(error.contains("it was loaded for text only"), "{error}");
+    let mut manager = manager(name, &json!({"max_num_image_tokens": 9}));
+    let patches = span
+        .image
+        .contents::<ImagePatches>()
+        .expect("patches")
+        .clone();
+    let other_tile = ImagePatches {
+        tiles: vec![TileGrid {
+            rows: 6,
+            columns: 5,
+        }],
+        ..patches.clone()
+    };
+    let image =
+        |hash, num_tokens, patches| PromptImage::new(hash, Tokens(num_tokens), Arc::new(patches));
+    for (image, expected) in [
+        (
+            PromptImage::new(1, Tokens(9), Arc::new(7)),
+            "its contents are no patches",
+        ),
+        (image(2, 9, other_tile), "a tile of 6 x 5 patches"),
+        (
+            image(3, 8, patches),
+            "another number of tokens than its patches",
+        ),
+    ] {
+        let error = refused(&mut manager, image);
+        assert!(error.contains(expected), "{error}");
+    }
+    manager
+        .add(new_request(0, &request))
+        .expect("the others are read");
 }

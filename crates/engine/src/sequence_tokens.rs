@@ -20,6 +20,8 @@ pub(super) struct SequenceTokens {
     tokens: Vec<TokenId>,
     num_prompt_tokens: usize,
     second_text: Option<Tokens>,
+    /// Whether there are `keys`.
+    has_images: bool,
     endings: Endings,
     stop: StopRule,
     /// How many of `tokens`, at the end, are drafts.
@@ -51,6 +53,7 @@ impl SequenceTokens {
             tokens,
             num_prompt_tokens,
             second_text: request.second_text,
+            has_images: !request.images.is_empty(),
             endings: Endings::of(&request.sampling, &request.stop),
             stop: request.stop.clone(),
             num_drafts: 0,
@@ -75,9 +78,9 @@ impl SequenceTokens {
     /// What prefix reuse compares: the tokens and the drafts after them, where tokens of images tell which image it is.
     #[inline]
     pub(super) fn keys(&self) -> &[TokenId] {
-        match self.keys.is_empty() {
-            true => &self.tokens,
-            false => &self.keys,
+        match self.has_images {
+            true => &self.keys,
+            false => &self.tokens,
         }
     }
 
@@ -129,7 +132,7 @@ impl SequenceTokens {
     #[inline]
     pub(super) fn push_unchecked(&mut self, token: TokenId) {
         self.tokens.push(token);
-        if !self.keys.is_empty() {
+        if self.has_images {
             self.keys.push(token);
         }
     }
@@ -153,7 +156,7 @@ impl SequenceTokens {
             room,
             &self.sampling,
         );
-        if !self.keys.is_empty() {
+        if self.has_images {
             let drafts = &self.tokens[self.keys.len()..];
             self.keys.extend_from_slice(drafts);
         }
@@ -165,7 +168,7 @@ impl SequenceTokens {
         debug_assert_eq!(self.num_drafts, drafts.len());
         let first = self.tokens.len() - self.num_drafts;
         self.tokens[first..].copy_from_slice(drafts);
-        if !self.keys.is_empty() {
+        if self.has_images {
             self.keys[first..].copy_from_slice(drafts);
         }
     }

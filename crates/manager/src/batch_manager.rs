@@ -6,9 +6,11 @@ use crate::step_loop::{LandedStep, StepLoop};
 use crate::step_runner::StepRunner;
 use inflight_base::{Blocks, RequestError, SequenceId, StepError, TokenId, Tokens};
 use inflight_engine::{
-    DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest, RetainedPrefix, Room,
+    DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest, PromptImages, RetainedPrefix,
+    Room,
 };
-use inflight_runner::{KvFile, Runner};
+use inflight_images::ImagePatches;
+use inflight_runner::{KvFile, Runner, TowerSpec};
 use inflight_sampling::{FinishReason, Hypothesis};
 
 /// A batch manager: requests in, tokens out, a step at a time.
@@ -36,6 +38,8 @@ pub struct BatchManager {
     allows_processors: bool,
     /// Whether requests may have adapters.
     has_adapters: bool,
+    /// `None` if prompts have no images.
+    tower: Option<TowerSpec>,
     kv_file: Option<KvFile>,
 }
 
@@ -65,6 +69,7 @@ impl BatchManager {
     ) -> std::io::Result<Self> {
         let (vocab_size, has_logits) = (runner.vocab_size(), runner.has_logits());
         let has_adapters = runner.has_adapters();
+        let tower = runner.tower().cloned();
         let allows_processors = has_logits && !config.is_lockstep();
         assert!(
             runner.can_run_ahead() || !config.plan_ahead,
@@ -86,6 +91,7 @@ impl BatchManager {
             has_logits,
             allows_processors,
             has_adapters,
+            tower,
         })
     }
 
@@ -93,8 +99,8 @@ impl BatchManager {
     ///
     /// # Errors
     /// A request that could never run, or with a token outside the vocabulary. A request with a logits processor in
-    /// lockstep. A request with an adapter, or for a logits processor, guided decoding, log-probabilities or logits, if
-    /// the runner has none.
+    /// lockstep. A request with an image that the vision tower does not read. A request with an adapter, or for a
+    /// logits processor, guided decoding, log-probabilities or logits, if the runner has none.
     ///
     /// # Panics
     /// As for [`Engine::add`](inflight_engine::Engine::add).
@@ -116,6 +122,7 @@ impl BatchManager {
                 "an adapter needs a model: the synthetic runner has none".to_owned(),
             ));
         }
+        self.check_images(&request.images)?;
         if request.outputs.needs_logits() && !self.has_logits {
             return Err(RequestError::Invalid(
                 "log-probabilities and logits need a model: the synthetic runner has none"
@@ -128,6 +135,26 @@ impl BatchManager {
             ));
         }
         self.steps.engine_mut().add(request)
+    }
+
+    /// Refuses images that the vision tower does not read, which would fail a step.
+    fn check_images(&self, images: &PromptImages) -> Result<(), RequestError> {
+        for (index, span) in images.spans().iter().enumerate() {
+            let invalid = |reason: &str| {
+                RequestError::Invalid(format!("image {index} is not read by the model: {reason}"))
+            };
+            let tower = self.tower.as_ref();
+            let tower = tower.ok_or_else(|| invalid("it was loaded for text only"))?;
+            let patches = span.image.contents::<ImagePatches>();
+            let patches = patches.ok_or_else(|| invalid("its contents are no patches"))?;
+            tower
+                .check_image(patches)
+                .map_err(|reason| invalid(&reason))?;
+            if patches.num_tokens != span.image.num_tokens().index() {
+                return Err(invalid("it has another number of tokens than its patches"));
+            }
+        }
+        Ok(())
     }
 
     /// Cancels a request, see [`Engine::cancel`](inflight_engine::Engine::cancel).

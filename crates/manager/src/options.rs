@@ -17,9 +17,12 @@ use inflight_collective::{MPI_LIBRARY, beside_library};
 use inflight_config::{
     BatchingScheme, CapacityPolicy, MAX_STATE_SNAPSHOTS, MAX_THREADS, Settings, SpeculationKind,
 };
-use inflight_engine::{BlockReuse, EngineConfig};
+use inflight_engine::{BlockReuse, EngineConfig, ImageLimits};
 use inflight_machines::{RANK_PROGRAM, RankTransport, lead_on_cpus, load_on_cpus};
 use inflight_runner::{ModelSource, RunnerLimits};
+
+/// The tokens of images whose rows are kept by default.
+const CACHED_IMAGE_TOKENS: u32 = 8192;
 
 /// The options of a batch manager. Names, values and defaults are as in config.pbtxt, except that nothing is sized by
 /// the machine: `max_num_requests` is 8 by default, and the KV cache holds as many sequences of the largest length
@@ -77,6 +80,12 @@ pub struct ManagerOptions {
     /// Whether sequences have fewer drafts while those are wrong more often than they are worth.
     #[serde(default)]
     pub enable_adaptive_drafts: Option<bool>,
+    /// The most tokens of images that are encoded in one step. Without it, the model is loaded for text only.
+    #[serde(default)]
+    pub max_num_image_tokens: Option<u32>,
+    /// The most tokens of images whose rows are kept; by default 8192, or as many as a step encodes.
+    #[serde(default)]
+    pub max_cached_image_tokens: Option<u32>,
     /// The number of threads that compute a step: of each rank.
     #[serde(default)]
     pub num_threads: Option<NonZeroUsize>,
@@ -171,6 +180,10 @@ impl ManagerOptions {
             }
             SpeculationKind::Mtp => ModelSource::open(path)?.with_mtp_head()?,
             _ => ModelSource::open(path)?,
+        };
+        let source = match self.max_num_image_tokens {
+            Some(_) => source.with_images()?,
+            None => source,
         };
         let model = ConfiguredModel {
             settings: &settings,
@@ -359,6 +372,13 @@ impl ManagerOptions {
             },
             speculation,
             reuse,
+            images: self.max_num_image_tokens.map(|max| ImageLimits {
+                max_num_tokens: Tokens(max),
+                max_cached_tokens: Tokens(
+                    self.max_cached_image_tokens
+                        .unwrap_or(max.max(CACHED_IMAGE_TOKENS)),
+                ),
+            }),
             ..default
         })
     }

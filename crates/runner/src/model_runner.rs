@@ -21,7 +21,7 @@ use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
 use super::rank_calls::{AdapterRuns, RankCall, ReceivedCalls};
 use super::results::Results;
-use super::spec::ModelSpec;
+use super::spec::{ModelSpec, TowerSpec};
 use super::stage::ModelPart;
 use super::step_layout::{SampledRows, StepLayout};
 use super::step_sampling::StepSampling;
@@ -370,6 +370,11 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         }
     }
 
+    /// The vision tower, if prompts may have images.
+    pub fn tower(&self) -> Option<&TowerSpec> {
+        self.images.as_ref().map(|images| images.encoder().spec())
+    }
+
     /// The rows of the residual stream that an image becomes, `[num_tokens, hidden_size]`. They do not depend on
     /// anything else that is computed.
     ///
@@ -377,7 +382,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// The model was loaded without a vision tower or does not read such an image, or the device has failed.
     pub fn encode_image(&mut self, image: &ImagePatches) -> Result<Vec<bf16>, StepError> {
         match &mut self.images {
-            Some(images) => images.encoder().encode(image),
+            Some(images) => images.encoder_mut().encode(image),
             None => Err(StepError(
                 "an image for a model that was loaded without its vision tower".to_owned(),
             )),

@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::model_runner::ModelRunner;
+use super::spec::TowerSpec;
 use super::synthetic::SyntheticRunner;
 use inflight_base::{HostBlockId, StepError};
 use inflight_device::Device;
@@ -60,6 +61,11 @@ pub trait Runner: Send {
     /// # Panics
     /// If there is no such block.
     fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError>;
+
+    /// The vision tower, if prompts may have images.
+    fn tower(&self) -> Option<&TowerSpec> {
+        None
+    }
 
     /// The rows of the residual stream that an image becomes, see [`ModelRunner::encode_image`].
     ///
@@ -126,6 +132,10 @@ where
 
     fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
         self.host_block(block)
+    }
+
+    fn tower(&self) -> Option<&TowerSpec> {
+        self.tower()
     }
 
     fn encode_image(&mut self, image: &ImagePatches) -> Result<Vec<bf16>, StepError> {

@@ -109,9 +109,9 @@ impl<D: Device> ImageEncoder<D> {
         })
     }
 
-    /// The width of a row.
-    pub(crate) fn row_width(&self) -> usize {
-        self.spec.row_width()
+    /// The tower.
+    pub(crate) fn spec(&self) -> &TowerSpec {
+        &self.spec
     }
 
     /// The rows of an image, `[num_tokens, row_width]`.
@@ -214,8 +214,11 @@ impl TowerSpec {
         rows
     }
 
-    /// Refuses an image that the tower does not read, by what is wrong with it.
-    fn check_image(&self, image: &ImagePatches) -> Result<(), String> {
+    /// Refuses an image that the tower does not read.
+    ///
+    /// # Errors
+    /// How the image differs from one that it reads.
+    pub fn check_image(&self, image: &ImagePatches) -> Result<(), String> {
         let side = self.num_patches_per_side;
         let is_whole = |tile: &&TileGrid| [tile.rows, tile.columns] == [side; 2];
         if let Some(tile) = image.tiles.iter().find(|tile| !is_whole(tile)) {

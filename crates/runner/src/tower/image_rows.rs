@@ -25,7 +25,12 @@ impl<D: Device> KeptImages<D> {
     }
 
     /// The tower.
-    pub(crate) fn encoder(&mut self) -> &mut ImageEncoder<D> {
+    pub(crate) fn encoder(&self) -> &ImageEncoder<D> {
+        &self.encoder
+    }
+
+    /// [`KeptImages::encoder`], to encode.
+    pub(crate) fn encoder_mut(&mut self) -> &mut ImageEncoder<D> {
         &mut self.encoder
     }
 
@@ -53,7 +58,7 @@ impl<D: Device> KeptImages<D> {
 
     /// The rows of a model call, in place of the embeddings of its image tokens.
     pub(crate) fn rows_of(&self, plan: &StepPlan<'_>) -> Vec<ImageRows<'_>> {
-        let width = self.encoder.row_width();
+        let width = self.encoder.spec().row_width();
         let images = plan.image_rows.iter().map(|image| {
             let rows = self.rows[image.slot.index()].as_ref();
             let rows = rows.expect("the rows of an image that is kept");
