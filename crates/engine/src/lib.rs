@@ -36,6 +36,8 @@
 //! # Invariants
 //!
 //! - A step carries at most `max_num_tokens` tokens of at most `max_num_requests` sequences.
+//! - A step encodes at most `max_num_tokens` tokens of images ([`ImageLimits`]), one larger image, or the images of a
+//!   context that is not cut. The first context always has the image that it needs next.
 //! - At most `max_num_active` sequences are active.
 //! - Among sequences with the smallest priority number, the one that was admitted first is in every step of its
 //!   micro-batch and is never paused. A paused sequence resumes before any request of its priority starts. So every
