@@ -134,6 +134,8 @@ on_fixtures! {
     axk1: "axk1",
     kolibri1: "kolibri1",
     ling: "ling",
+    ling_lite: "ling-lite",
+    sarvam_mla: "sarvam-mla",
     sarvam_moe: "sarvam-moe",
 }
 

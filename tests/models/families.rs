@@ -13,7 +13,7 @@ use crate::support::{Request, Setup, fixture, serve_alone};
 pub type Family = (&'static str, &'static [u32]);
 
 /// A fixture of each family and of each of its shapes.
-pub const FAMILIES: [Family; 98] = [
+pub const FAMILIES: [Family; 100] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -112,6 +112,8 @@ pub const FAMILIES: [Family; 98] = [
     ("chatglm", &[]),
     ("ling", &[]),
     ("sarvam-moe", &[]),
+    ("ling-lite", &[]),
+    ("sarvam-mla", &[]),
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].

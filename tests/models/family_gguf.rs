@@ -144,6 +144,7 @@ crate::transformers::agree! {
     a_gemma_4_whose_keys_are_values_has_the_bits_of_its_checkpoint: "gemma4-vl",
     a_gemma_3n_has_the_bits_of_its_checkpoint: "gemma3n",
     an_internlm_2_has_the_bits_of_its_checkpoint: "internlm2",
+    a_ling_1_has_the_bits_of_its_checkpoint: "ling-lite",
     a_ling_2_has_the_bits_of_its_checkpoint: "ling",
     a_qwen_1_has_the_bits_of_its_checkpoint: "qwen",
     a_baichuan_2_has_the_bits_of_its_checkpoint: "baichuan2",
@@ -188,7 +189,7 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know them, makes a llama of them (Mistral, InternLM 3,
 /// IQuest-Coder), or the backend does not read the file.
-const WITHOUT_FILE: [&str; 34] = [
+const WITHOUT_FILE: [&str; 35] = [
     "AXK1ForCausalLM",
     "BambaForCausalLM",
     "BioGptForCausalLM",
@@ -220,6 +221,7 @@ const WITHOUT_FILE: [&str; 34] = [
     "OlmoHybridForCausalLM",
     "OPTForCausalLM",
     "PersimmonForCausalLM",
+    "SarvamMLAForCausalLM",
     "SarvamMoEForCausalLM",
     "VaultGemmaForCausalLM",
     "YoutuForCausalLM",

@@ -160,7 +160,7 @@ fn every_projection_of_a_family_is_rounded_and_no_router() {
             );
         }
     }
-    assert_eq!(num_with_router, 52, "families with experts or streams");
+    assert_eq!(num_with_router, 54, "families with experts or streams");
 }
 
 /// A copy whose weights have been rounded as they lie in the file, 32 at a time.

@@ -351,6 +351,8 @@ agree! {
     longcat_flash_agrees_with_transformers: "longcat-flash",
     internlm_agrees_with_transformers: "internlm",
     ling_2_agrees_with_transformers: "ling",
+    ling_1_agrees_with_transformers: "ling-lite",
+    sarvam_105b_agrees_with_transformers: "sarvam-mla",
     sarvam_30b_agrees_with_transformers: "sarvam-moe",
     bitnet_3b_agrees_with_transformers: "bitnet-3b",
     qwen_1_agrees_with_transformers: "qwen",

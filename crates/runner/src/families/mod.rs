@@ -145,7 +145,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 141] = [
+static FAMILIES: [Family; 143] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -287,6 +287,8 @@ static FAMILIES: [Family; 141] = [
     bailing_moe::SARVAM,
     with_images::IDEFICS3,
     with_images::SMOL_VLM,
+    bailing_moe::LING,
+    bailing_moe::SARVAM_105B,
 ];
 
 /// Further architectures of families.

@@ -89,7 +89,7 @@ fn a_config_of_nothing_but_its_class_is_what_transformers_makes_of_it() {
         classes.insert(class[0].as_str().expect("a class").to_owned());
     }
     let all = FAMILIES.map(|family| family.class);
-    // Other names of six that have a fixture, and ten that transformers has no class of.
+    // Other names of six that have a fixture, and eleven that transformers has no class of.
     let others = [
         "Gemma3ForConditionalGeneration",
         "PhiMoEForCausalLM",
@@ -107,6 +107,7 @@ fn a_config_of_nothing_but_its_class_is_what_transformers_makes_of_it() {
         "ChatGLMModel",
         "BitnetForCausalLM",
         "BailingMoeV2ForCausalLM",
+        "BailingMoeForCausalLM",
     ];
     let expected = all.into_iter().filter(|class| !others.contains(class));
     assert_eq!(classes, expected.map(str::to_owned).collect());
@@ -497,6 +498,28 @@ fn a_sarvam_is_read_by_the_names_of_transformers_and_of_the_published_model() {
     let spec = described("BailingMoeV2ForCausalLM", without).expect("a model");
     let corrections = spec.layers.iter().filter_map(LayerSpec::experts);
     assert!(corrections.map(|it| it.correction).all(|it| it.is_none()));
+}
+
+#[test]
+fn a_sarvam_of_105b_is_a_deepseek_with_keys_and_yarn_of_its_own() {
+    let config = |num: &str, shared: &str, kind: &str| {
+        json!({
+            num: 64, shared: 2, "hidden_size": 4096, "head_dim": 576,
+            "rope_scaling": {"type": kind, "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0},
+        })
+    };
+    let described = |keys| described("SarvamMLAForCausalLM", keys);
+    let spec = described(config("num_experts", "num_shared_experts", "deepseek_yarn"));
+    assert_eq!(
+        spec,
+        described(config("n_routed_experts", "n_shared_experts", "yarn"))
+    );
+    let spec = spec.expect("a model");
+    let latent = spec.latent().expect("latents");
+    assert!(latent.queries.is_none());
+    assert_eq!(spec.mixture().expect("experts").routing.num_experts, 64);
+    let normed = self::described("BailingMoeForCausalLM", json!({"norm_softmax": true}));
+    assert!(normed.expect_err("refused").contains("norm_softmax"));
 }
 
 #[test]
