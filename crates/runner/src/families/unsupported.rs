@@ -23,6 +23,7 @@ const ENCODER: &str = "it encodes a text instead of generating one: set task to 
 const ENCODER_DECODER: &str = "it has an encoder, which its decoder attends to";
 const SPARSE_BLOCKS: &str =
     "its attention is sparse: an indexer chooses blocks of keys and values that a query sees";
+const LIGHTNING: &str = "most of its layers have lightning attention, a recurrent state";
 const HYPER: &str = "its layers mix several residual streams by hyper-connections";
 const SHARED_ATTENTION: &str = "several of its layers share the weights of one attention block";
 
@@ -80,15 +81,21 @@ const FAMILIES: &[Unsupported] = &[
         "its attention has gates, and its decays have a lower bound",
     ),
     converted(
+        "BailingMoeLinearV2ForCausalLM",
+        "BailingMoeV2ForCausalLM",
+        LIGHTNING,
+    ),
+    converted(
+        "BailingMoeV2_5ForCausalLM",
+        "BailingMoeV2ForCausalLM",
+        LIGHTNING,
+    ),
+    converted(
         "MiMoV2ForCausalLM",
         "MiMoV2FlashForCausalLM",
         "its queries, keys and values are fused in shares of ranks, and it also takes images and sound",
     ),
-    far(
-        "MiniMaxForCausalLM",
-        "minimax-01",
-        "most of its layers have lightning attention, a recurrent state",
-    ),
+    far("MiniMaxForCausalLM", "minimax-01", LIGHTNING),
     decoder(
         "MiniMaxM3SparseForConditionalGeneration",
         "minimax-m3",
