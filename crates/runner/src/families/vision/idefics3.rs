@@ -95,6 +95,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
                 embedding: "model.vision_model.embeddings.patch_embedding",
                 layers: "model.vision_model.encoder.layers",
                 first_layer: 0,
+                layers_per_module: 1,
                 final_norm: Some("model.vision_model.post_layernorm"),
                 output_layer: PROJECTOR,
             },
