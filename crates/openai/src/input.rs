@@ -7,7 +7,8 @@ use crate::body::{Body, wrong};
 
 /// The most tokens of a prompt, as the backend takes them.
 const MAX_TOKENS: usize = 65536;
-/// The most bytes of the options that the prompts of a request share, over all prompts: each prompt is sent with a copy.
+/// The most bytes of the options that the prompts of a request share, over all prompts: each prompt is sent with a
+/// copy.
 const MAX_COPIED_BYTES: usize = 64 << 20;
 /// The backend's option for a prompt that is tokens.
 const TOKENS_OPTION: &str = "prompt_token_ids";
