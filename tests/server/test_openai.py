@@ -46,6 +46,9 @@ def test_the_numbers_of_fields_are_tritons():
         "Tensor": service_pb2.ModelInferRequest.InferInputTensor,
         "RequestedOutput": service_pb2.ModelInferRequest.InferRequestedOutputTensor,
         "ModelIndex": service_pb2.RepositoryIndexResponse.ModelIndex,
+        # Messages for unloading have equal fields.
+        "RepositoryModelRequest": service_pb2.RepositoryModelLoadRequest,
+        "RepositoryModelResponse": service_pb2.RepositoryModelLoadResponse,
         "OutputTensor": service_pb2.ModelInferResponse.InferOutputTensor,
         "ResponseParameter": service_pb2.ModelInferResponse.ParametersEntry,
     }
@@ -59,7 +62,7 @@ def test_the_numbers_of_fields_are_tritons():
             types = {"bool": 8, "string": 9, "message": 11, "map": 11, "bytes": 12, "int64": 3}
             assert field.type == types[kind], (name, field)
             num_fields += 1
-    assert num_fields == 28
+    assert num_fields == 29
     parameter = service_pb2.InferParameter.DESCRIPTOR
     assert [parameter.fields_by_name[name].number for name in ("bool_param", "string_param")] == [1, 3]
 
