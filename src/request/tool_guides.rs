@@ -182,8 +182,20 @@ impl<'a> Function<'a> {
         let schema = self.parameters;
         let Some(properties) = self.properties(any) else {
             let name = Structure::Regex("[A-Za-z_][A-Za-z0-9_]{0,63}".to_owned());
-            let argument = [vec![name, text(marks.behind_text_name)], text_to_end()].concat();
-            let argument = Box::new(Structure::Sequence(argument));
+            let of_text = [vec![text(marks.behind_text_name)], text_to_end()].concat();
+            let of_any = match marks.behind_text_name == marks.behind_name {
+                true => Structure::Sequence(of_text),
+                false => Structure::Or(vec![
+                    Structure::Sequence(of_text),
+                    Structure::Sequence(vec![
+                        text(marks.behind_name),
+                        Structure::JsonSchema(json!({})),
+                        text(marks.end),
+                        text("\n"),
+                    ]),
+                ]),
+            };
+            let argument = Box::new(Structure::Sequence(vec![name, of_any]));
             return Structure::Separated {
                 tags: vec![tag(marks.before_name, argument, "")],
                 separator: String::new(),
@@ -761,6 +773,23 @@ mod tests {
             let guide = guide(&toy, required(format, &functions, true, Thinking::Never));
             assert!(toy.allows(&guide, good), "{good}");
             assert!(!toy.allows(&guide, bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn arguments_without_a_schema_may_be_texts_or_not() {
+        let toy = Toy::new();
+        let tool = json!({"name": "f", "parameters": {"type": "object"}});
+        let functions: Vec<_> = Function::of_tool(&tool).into_iter().collect();
+        let format = ToolCallFormat::Dsml;
+        let guide = guide(&toy, required(format, &functions, true, Thinking::Never));
+        for (flag, value) in [("true", "Oslo"), ("false", "[1]")] {
+            let text = format!(
+                "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n\
+                 <｜DSML｜parameter name=\"a\" string=\"{flag}\">{value}</｜DSML｜parameter>\n\
+                 </｜DSML｜invoke>\n</｜DSML｜function_calls>"
+            );
+            assert!(toy.allows(&guide, &text), "{text}");
         }
     }
 

@@ -20,7 +20,7 @@ TEXT = "a b c"
 
 
 def ask(front, task):
-    """What the client gets from the root of the server."""
+    """The client's view of the answers at the root of the server."""
     command = [os.environ["AIPERF_PYTHON"], SCRIPT, front.url, task, TEXT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -317,7 +317,7 @@ def test_a_key_has_its_own_limits_models_and_options(server, tmp_path):
         refused = ask("few")
         assert 1 <= int(refused.headers["retry-after"]) <= 21 and "3 requests" in refused.json["error"]["message"]
         assert ask("few", "/v1/models", "GET").status == 200, "only work is limited"
-        # What a request needs is known when it is done.
+        # The tokens of a request are known when it is done.
         assert ask("short", max_tokens=30).status == 200
         refused = ask("short")
         assert refused.status == 429 and "10 tokens" in refused.json["error"]["message"], refused
@@ -326,7 +326,7 @@ def test_a_key_has_its_own_limits_models_and_options(server, tmp_path):
         assert (refused.status, refused.json["error"]["param"]) == (403, "model")
         assert ask("other", "/v1/models", "GET").json["data"] == []
         assert ask("other", "/v1/models/stories", "GET").status == 404
-        assert ask("other", "/tokenize", model=None, prompt="a").status == 403, "it names no model of its own"
+        assert ask("other", "/tokenize", model=None, prompt="a").status == 400, "it names no model of its own"
         assert ask("adapter").status == 403 and ask("adapter", lora_task_id=1).status == 403
         assert ask("adapter", lora_name="poet").json["error"]["message"].count("may not use") == 0
         assert ask("plain", min_p=0.1).status == 200 and ask("plain", top_k=3).status == 400

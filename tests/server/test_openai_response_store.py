@@ -198,7 +198,7 @@ def test_a_history_that_is_too_long_is_refused(server, tmp_path):
             if answer.status != 200:
                 break
             response = answer.json
-        assert answer.status == 400 and "more than 3000 bytes" in answer.json["error"]["message"], answer
+        assert answer.status == 400 and "longer than 3000 bytes" in answer.json["error"]["message"], answer
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="OpenAI's client needs Python 3.11")

@@ -50,7 +50,7 @@ impl ActiveSequences {
             table: SequenceTable::new(max_rows),
             kv: KvCacheManager::new(config.kv_cache()),
             adapters: AdapterPages::new(config.num_adapter_pages),
-            // A block in the prefix index has at least one token of an image.
+            // The prefix index can hardly hold more images than blocks, and forgetting one only loses reuse.
             image_keys: ImageKeys::new((config.num_blocks + config.num_host_blocks).index()),
             images: config.images.map(ImageCache::new),
             running: Vec::with_capacity(max_rows as usize),

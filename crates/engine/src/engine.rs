@@ -96,10 +96,6 @@ impl Engine {
             self.active.adapters().check(adapter)?;
         }
         self.config.check_images(&request)?;
-        if !request.images.is_empty() {
-            let prompt = Arc::clone(&request.prompt);
-            self.active.set_keys(&prompt, &mut request.images)?;
-        }
         request.stop.max_new_tokens = request.stop.max_new_tokens.min(max_new_tokens);
         if self.config.pools {
             request.outputs = OutputOptions {
@@ -113,6 +109,10 @@ impl Engine {
             let needs = BlockNeeds::new(&self.config, &self.active);
             let worst = needs.of_beams(width, request.num_prompt_tokens(), request.max_kv_len());
             self.config.check_beams(width, worst)?;
+        }
+        if !request.images.is_empty() {
+            let prompt = Arc::clone(&request.prompt);
+            self.active.set_keys(&prompt, &mut request.images)?;
         }
         self.active.enqueue(request);
         Ok(())

@@ -10,6 +10,8 @@ use crate::pixels::NUM_CHANNELS;
 
 /// The largest whole number that a size may be: any larger one would be a mistake, and costs memory.
 const MAX_SIZE: usize = 1 << 13;
+/// The largest side of a patch.
+pub const MAX_PATCH_SIDE: usize = 256;
 
 /// A JSON object of a file.
 #[derive(Debug)]
@@ -111,6 +113,16 @@ impl Fields {
     /// Takes a size or a count.
     pub fn size(&mut self, name: &str) -> Result<Option<usize>, LoadError> {
         self.whole_number(name, MAX_SIZE)
+    }
+
+    /// Takes the side of a patch in pixels.
+    pub fn patch_size(&mut self) -> Result<Option<usize>, LoadError> {
+        self.whole_number("patch_size", MAX_PATCH_SIDE)
+    }
+
+    /// Takes a number of patches that are merged, or of copies of an image.
+    pub fn factor(&mut self, name: &str) -> Result<Option<usize>, LoadError> {
+        self.whole_number(name, 16)
     }
 
     /// Takes a number of pixels.

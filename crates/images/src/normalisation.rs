@@ -1,5 +1,7 @@
 //! Values of 8 bits as the numbers that a vision tower reads.
 
+use half::bf16;
+
 use crate::pixels::NUM_CHANNELS;
 
 /// Mean and deviation of each channel.
@@ -56,38 +58,11 @@ impl Normalisation {
                 mean,
                 deviation,
             } => {
+                let to_bf16 = |number: f32| bf16::from_f32(number).to_f32();
                 let rescaled = to_bf16(value * factor);
                 let centred = to_bf16(rescaled - to_bf16(mean[channel]));
                 to_bf16(centred / to_bf16(deviation[channel]))
             }
-        }
-    }
-}
-
-/// The nearest number of bf16, or of two the even one.
-fn to_bf16(number: f32) -> f32 {
-    let bits = number.to_bits();
-    let rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    f32::from_bits(rounded & 0xffff_0000)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_halfway_between_two_of_bf16_become_the_even_one() {
-        for (bits, expected) in [
-            (0x3f80_8000, 0x3f80_0000),
-            (0x3f81_8000, 0x3f82_0000),
-            (0x3f80_8001, 0x3f81_0000),
-            (0xbf81_7fff, 0xbf81_0000),
-        ] {
-            assert_eq!(
-                to_bf16(f32::from_bits(bits)).to_bits(),
-                expected,
-                "{bits:x}"
-            );
         }
     }
 }

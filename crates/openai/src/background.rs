@@ -2,11 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
-/// The work on each of them, by its id.
-#[derive(Clone, Default)]
+/// How often the end of all work is looked for.
+const POLL: Duration = Duration::from_millis(20);
+
+/// The work on each response, by its id.
+#[derive(Clone, Debug, Default)]
 pub struct Background(Arc<Mutex<HashMap<String, AbortHandle>>>);
 
 impl Background {
@@ -21,6 +25,25 @@ impl Background {
             all.remove(&key);
         });
         table.insert(id, task.abort_handle());
+    }
+
+    /// Waits until no work is left, for `max_time` at most, and stops the rest.
+    pub async fn ended_within(&self, max_time: Duration) {
+        let end = Instant::now() + max_time;
+        while !self.is_empty() && Instant::now() < end {
+            tokio::time::sleep(POLL).await;
+        }
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, task) in table.drain() {
+            task.abort();
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
     }
 
     /// Stops the work on a response. Returns whether there was any.
@@ -68,7 +91,10 @@ mod tests {
                 drop(held);
             });
             assert!(background.stop("b") && !background.stop("b"));
-            assert!(is_dropped.await.is_err(), "what it held is dropped");
+            assert!(is_dropped.await.is_err(), "its future is dropped");
+            background.start("c".to_owned(), std::future::pending());
+            background.ended_within(Duration::from_millis(50)).await;
+            assert!(!background.stop("c"), "it was stopped");
         });
     }
 }

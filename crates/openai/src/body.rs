@@ -98,12 +98,15 @@ impl Body {
             None => model.to_owned(),
         };
         // Weights, or numbers, of adapters that only the model's name permits.
-        let has_other = ["lora_task_id", "lora_weights"]
-            .iter()
-            .any(|name| self.has(name));
+        let has_other = self.has("lora_task_id") || self.has("lora_weights");
         let name = if has_other { model } else { &name };
         match rights.has_model(name) {
             true => Ok(self),
+            false if model.is_empty() => {
+                let problem =
+                    "the key has models of its own, and the request names none; give 'model'";
+                Err(Error::field("model", problem))
+            }
             false => Err(Error {
                 status: StatusCode::FORBIDDEN,
                 ..Error::field(
@@ -197,6 +200,17 @@ impl Body {
             None => Ok(false),
             Some(Value::Bool(flag)) => Ok(flag),
             Some(other) => Err(wrong(&self.place(name), &other, "true or false")),
+        }
+    }
+
+    /// A truth value; `default` if it is not given.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn flag_or(&mut self, name: &str, default: bool) -> Result<bool, Error> {
+        match self.has(name) {
+            true => self.flag(name),
+            false => Ok(default),
         }
     }
 

@@ -168,12 +168,12 @@ impl Error {
         }
     }
 
-    /// The model is none of this task, or it is decoupled.
+    /// The model has another task, or is decoupled.
     pub fn not_of_task(model: &str, task: &str) -> Self {
         Self::field(
             "model",
             format!(
-                "model '{model}' has another task; name one with 'task: {task}' that is not decoupled"
+                "model '{model}' cannot be used here; name one with 'task: {task}' that is not decoupled"
             ),
         )
     }

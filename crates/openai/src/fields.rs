@@ -229,10 +229,13 @@ pub const RESPONSES: &[Field] = &[
         "leave it out: it concerns models of OpenAI's own",
         |_| false,
     ),
-    refused(
+    field(
         "background",
-        "with `--response-store`, whether the response is computed in the background and asked for by its id; otherwise leave it out",
-        |value| *value == json!(false),
+        Fate::Refused {
+            instead: "start the server with --response-store, or leave it out",
+            unless: |value| *value == json!(false),
+        },
+        "taken with `--response-store`: whether the response is computed in the background and asked for by its id",
     ),
     ignored(
         "background_options",
@@ -262,10 +265,13 @@ pub const RESPONSES: &[Field] = &[
     read("metadata", "repeated in the response"),
     MODERATION,
     option("parallel_tool_calls", "as for `/v1/chat/completions`"),
-    refused(
+    field(
         "previous_response_id",
-        "with `--response-store`, the stored response that the request continues; otherwise send the items of the conversation as 'input': nothing is stored",
-        |_| false,
+        Fate::Refused {
+            instead: "start the server with --response-store, or send the items of the conversation as 'input': nothing is stored",
+            unless: |value| *value == json!(false),
+        },
+        "taken with `--response-store`: the stored response that the request continues",
     ),
     refused("prompt", "give 'input': nothing is stored", |_| false),
     ignored(
@@ -283,10 +289,13 @@ pub const RESPONSES: &[Field] = &[
         "service_tier",
         "there is one; `request_priority` orders requests",
     ),
-    refused(
+    field(
         "store",
-        "with `--response-store`, whether the response is stored, by default true; otherwise give false: nothing is stored",
-        |value| *value == json!(false),
+        Fate::Refused {
+            instead: "start the server with --response-store, or give false: nothing is stored",
+            unless: |value| *value == json!(false),
+        },
+        "taken with `--response-store`: whether the response is stored, by default true",
     ),
     STREAM,
     ignored("stream_options", "events are not padded"),

@@ -95,8 +95,8 @@ pub fn check_copies(options: &Map<String, Value>, num_prompts: usize) -> Result<
     match num_bytes.saturating_mul(num_prompts) <= MAX_COPIED_BYTES {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "{num_bytes} bytes of options are sent with each of {num_prompts} inputs, more than {MAX_COPIED_BYTES} in \
-             all; send fewer inputs in a request, or shorter options"
+            "{num_bytes} bytes that all {num_prompts} inputs share are sent with each, more than {MAX_COPIED_BYTES} in all; \
+             send fewer inputs in a request, or shorter options"
         ))),
     }
 }

@@ -45,7 +45,7 @@ impl Keys {
     /// with `#`, count for nothing.
     ///
     /// # Errors
-    /// The file cannot be read, is larger than 1 MiB, has no key, or rights that are none.
+    /// The file cannot be read, is larger than 1 MiB, has no key, or an invalid right.
     pub fn read(path: &Path) -> Result<Self, String> {
         let mut text = String::new();
         File::open(path)

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use inflight_openai::adapters::{Adapters, Place};
+use inflight_openai::background::Background;
 use inflight_openai::keys::Keys;
 use inflight_openai::listener::{self, Service};
 use inflight_openai::live::Live;
@@ -183,6 +184,7 @@ async fn serve(options: &Options) -> Result<(), String> {
     };
     let origins = options.allow_origin.clone();
     let log = options.access_log;
+    let background = Background::default();
     let access = Access {
         keys: keys.clone(),
         metrics: options
@@ -191,18 +193,21 @@ async fn serve(options: &Options) -> Result<(), String> {
             .map(|address| TritonMetrics { address }),
         store,
         controls_models: options.allow_model_control,
+        background: background.clone(),
         options: (!options.allow_options.is_empty()).then(|| options.allow_options.clone()),
     };
     let router = router(triton.clone(), adapters, limits, access, live, origins, log);
+    let max_drain_time = Duration::from_secs(options.drain_timeout);
     let service = Service {
         router,
         tls: tls.clone(),
         max_connections: options.max_connections,
         max_head_time: request_timeout,
-        max_drain_time: Duration::from_secs(options.drain_timeout),
+        max_drain_time,
     };
     let serve = async {
         listener::serve(listener, service, stop).await;
+        background.ended_within(max_drain_time).await;
         // A process that ends cancels what it has asked for. Those requests end within seconds.
         triton.drained().await;
         if let Some(store) = written {

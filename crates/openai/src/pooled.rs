@@ -20,6 +20,8 @@ const PAIR_OPTION: &str = "text_pair";
 pub trait Pooled: Sized {
     /// The fields of its requests.
     const FIELDS: &'static [Field];
+    /// Whether its other fields are options of the backend. Otherwise they have no effect.
+    const HAS_OPTIONS: bool = true;
     /// The beginning of the ids of its requests.
     const ID: &'static str;
     /// The output of the model for a text.

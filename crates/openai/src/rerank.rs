@@ -31,11 +31,7 @@ impl Pooled for Rerank {
         let query = body.required_text("query")?;
         let documents = documents(&mut body)?;
         let max_results = max_results(&mut body)?;
-        let returns_documents = match body.take("return_documents") {
-            None => true,
-            Some(Value::Bool(flag)) => flag,
-            Some(other) => return Err(wrong("return_documents", &other, "true or false")),
-        };
+        let returns_documents = body.flag_or("return_documents", true)?;
         let options = body.into_options(RERANK)?;
         Ok(Self {
             texts: pairs(Some(model), query, documents.clone(), "documents", options)?,

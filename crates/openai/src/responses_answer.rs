@@ -36,7 +36,7 @@ impl Responses {
         let mut response = events.response();
         response["status"] = json!(QUEUED);
         if let Some(target) = &events.target {
-            target.store(response.clone());
+            target.store(&response);
         }
         let work = async move {
             match answers.await {
@@ -216,7 +216,7 @@ impl Chunks for ResponseEvents {
         };
         let response = self.response();
         if let Some(target) = &self.target {
-            target.store(response.clone());
+            target.store(&response);
         }
         self.event(name, json!({"response": response}), out);
     }
@@ -228,7 +228,7 @@ impl Chunks for ResponseEvents {
         response["status"] = json!("failed");
         response["error"] = json!({"code": "server_error", "message": error.message});
         if let Some(target) = &self.target {
-            target.store(response.clone());
+            target.store(&response);
         }
         self.event("response.failed", json!({"response": response}), out);
     }

@@ -67,7 +67,7 @@ impl Rights {
     pub fn admit(&self, now: Instant) -> Result<(), (Error, Duration)> {
         // Tokens are counted as they are computed: what a request will need is not known.
         for (bucket, least, what) in [
-            (&self.tokens, f64::MIN_POSITIVE, "tokens"),
+            (&self.tokens, 1.0, "tokens"),
             (&self.requests, 1.0, "requests"),
         ] {
             if let Some(bucket) = bucket
@@ -78,7 +78,11 @@ impl Rights {
                     bucket.per_minute,
                     wait.as_secs_f64().ceil()
                 );
-                return Err((Error::new(StatusCode::TOO_MANY_REQUESTS, problem), wait));
+                let error = Error {
+                    code: Some("rate_limit_exceeded"),
+                    ..Error::new(StatusCode::TOO_MANY_REQUESTS, problem)
+                };
+                return Err((error, wait));
             }
         }
         if let Some(bucket) = &self.requests {
@@ -183,9 +187,9 @@ mod tests {
         assert!(rights.admit(at(0)).is_ok());
         rights.charge(90, || at(0));
         let (_, wait) = rights.admit(at(0)).expect_err("30 too many");
-        assert_eq!(wait.as_secs(), 30);
-        assert!(rights.admit(at(29)).is_err());
-        assert!(rights.admit(at(31)).is_ok());
+        assert_eq!(wait.as_secs(), 31, "until there is one");
+        assert!(rights.admit(at(30)).is_err());
+        assert!(rights.admit(at(32)).is_ok());
     }
 
     #[test]

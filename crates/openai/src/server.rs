@@ -78,11 +78,16 @@ pub struct Access {
     pub store: Option<ResponseStore>,
     /// Whether clients may load and unload models.
     pub controls_models: bool,
+    /// Responses in the background.
+    pub background: Background,
 }
 
 /// How many inputs of a client's request, which may have more of them than a model has slots for, are in flight at a
 /// time: as many as a model has slots for by default.
 const MAX_INPUTS_AT_ONCE: usize = 64;
+
+/// About the bytes of a vector in an answer.
+const ABOUT_BYTES_PER_OUTPUT: usize = 4096;
 
 /// Work on the bytes of a larger body takes milliseconds.
 const LARGE_BODY_BYTES: usize = 64 << 10;
@@ -91,7 +96,25 @@ const LARGE_BODY_BYTES: usize = 64 << 10;
 struct Content {
     client: Client,
     bytes: Vec<u8>,
-    _room: Option<OwnedSemaphorePermit>,
+    /// Bytes of a stored conversation that the request continues.
+    num_more_bytes: usize,
+    room: Option<OwnedSemaphorePermit>,
+}
+
+impl Content {
+    /// The bytes of the body, and of what it continues.
+    fn num_bytes(&self) -> usize {
+        self.bytes.len() + self.num_more_bytes
+    }
+
+    /// Adds the bytes of a stored conversation, with their room.
+    fn grow(&mut self, room: OwnedSemaphorePermit, num_bytes: usize) {
+        self.num_more_bytes += num_bytes;
+        match &mut self.room {
+            Some(own) => own.merge(room),
+            None => self.room = Some(room),
+        }
+    }
 }
 
 impl Deref for Content {
@@ -134,7 +157,7 @@ pub fn router(
         options: access.options,
         metrics: access.metrics,
         store: access.store,
-        background: Background::default(),
+        background: access.background,
         controls_models: access.controls_models,
         traffic: traffic.clone(),
         body_room: Arc::new(Semaphore::new(limits.max_body_bytes)),
@@ -307,8 +330,12 @@ async fn control_model(
         response.headers_mut().insert(header::ALLOW, allowed);
         return Ok(response);
     };
-    if !server.controls_models || !client_of(&request).rights.has_model(name) {
-        let problem = "models are loaded and unloaded only with --allow-model-control, by keys that may use them";
+    if !server.controls_models {
+        let problem = "models are loaded and unloaded only with --allow-model-control";
+        return Err(Error::new(StatusCode::FORBIDDEN, problem));
+    }
+    if !client_of(&request).rights.has_model(name) {
+        let problem = format!("the key may not use the model '{name}'");
         return Err(Error::new(StatusCode::FORBIDDEN, problem));
     }
     let triton = server.triton_for(&request);
@@ -368,32 +395,35 @@ async fn respond(
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let (content, body) = server.content(request).await?;
+    let (mut content, body) = server.content(request).await?;
     let mut body = server.permitted(body, Responses::FIELDS, &client)?;
     let Some(store) = &server.store else {
         let read = || Responses::read(body, ids::random());
         let request = beside_streams(content.len(), read).await?;
         return server.reply(triton, content, request).await;
     };
-    let fields = beside_streams(content.len(), || StoreFields::read(&mut body)).await?;
+    let mut fields = beside_streams(content.len(), || StoreFields::read(&mut body)).await?;
     let owner = client.owner;
     let history = store.history(owner, &fields).await?;
+    content.grow(server.room(history.num_bytes)?, history.num_bytes);
+    let num_bytes = content.num_bytes();
     let read = || {
-        fields.give_back(history, &mut body);
+        let input = fields.give_back(history, &mut body);
         let request = Responses::read(body, ids::random())?;
-        let target = store.target(owner, fields.clone(), content.len())?;
+        let target = store.target(owner, &fields, input, content.room.take())?;
         Ok(request.stored(&fields, target))
     };
-    let request = beside_streams(content.len(), read).await?;
+    let request = beside_streams(num_bytes, read).await?;
     if !fields.is_background {
         return server.reply(triton, content, request).await;
     }
     if request.is_stream() {
-        let problem = "a response in the background is no stream; leave out 'stream', and ask for it by its id";
+        let problem = "background responses cannot be streamed; leave out 'stream', and ask for the response by its id";
         return Err(Error::field("stream", problem));
     }
     let id = ids::id(Responses::ID);
-    let answers = server.answers(triton, vec![request.generation(&id)])?;
+    let answers = || server.answers(triton, vec![request.generation(&id)]);
+    let answers = beside_streams(num_bytes, answers).await?;
     let (response, work) = request.in_background(id.clone(), answers.try_collect());
     server.background.start(id.clone(), work);
     Ok(identified(&id, json_response(&response)))
@@ -408,17 +438,14 @@ async fn cancel_response(
     let (store, owner) = (server.store()?, client.owner);
     let mut response = store.get(owner, id.clone()).await?;
     if response["background"] != true {
-        let problem = format!("the response '{id}' is not in the background; close its connection");
+        let problem =
+            format!("'{id}' is not a background response; close its connection to stop it");
         return Err(Error::invalid(problem));
     }
     if is_open(&response) {
-        if server.background.stop(&id) {
-            response["status"] = json!("cancelled");
-            store.replace(owner, response.clone()).await?;
-        } else {
-            // It has ended in the meantime.
-            response = store.get(owner, id).await?;
-        }
+        server.background.stop(&id);
+        response["status"] = json!("cancelled");
+        response = store.end(owner, response).await?;
     }
     Ok(json_response(&response))
 }
@@ -437,7 +464,8 @@ async fn delete_response(
     Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    server.store()?.delete(client.owner, id.clone()).await?;
+    let store = server.store()?;
+    store.delete(client.owner, id.clone()).await?;
     server.background.stop(&id);
     Ok(json_response(
         &json!({"id": id, "object": "response", "deleted": true}),
@@ -631,9 +659,7 @@ impl Server {
             if part.len() > max_bytes - bytes.len() {
                 return Err(Error::too_large(max_bytes));
             }
-            let num = u32::try_from(part.len()).unwrap_or(u32::MAX);
-            let more = self.body_room.clone().try_acquire_many_owned(num);
-            let more = more.map_err(|_| Error::too_many_bytes(self.limits.max_body_bytes))?;
+            let more = self.room(part.len())?;
             match &mut room {
                 Some(room) => room.merge(more),
                 None => room = Some(more),
@@ -643,8 +669,16 @@ impl Server {
         Ok(Content {
             client,
             bytes,
-            _room: room,
+            num_more_bytes: 0,
+            room,
         })
+    }
+
+    /// Room for bytes of bodies.
+    fn room(&self, num_bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
+        let num = u32::try_from(num_bytes).unwrap_or(u32::MAX);
+        let room = self.body_room.clone().try_acquire_many_owned(num);
+        room.map_err(|_| Error::too_many_bytes(self.limits.max_body_bytes))
     }
 
     /// The stored responses.
@@ -664,7 +698,7 @@ impl Server {
     ) -> Result<Response, Error> {
         let id = ids::id(E::ID);
         let answers = || self.answers(triton, vec![request.generation(&id)]);
-        let answers = beside_streams(content.len(), answers).await?;
+        let answers = beside_streams(content.num_bytes(), answers).await?;
         drop(content);
         if request.is_stream() {
             streamed(&id, answers, request.chunks(id.clone())).await
@@ -688,7 +722,12 @@ impl Server {
         content: Content,
         body: Body,
     ) -> Result<Response, Error> {
-        let read = || P::read(self.permitted(body, P::FIELDS, &content.client)?);
+        let read = || {
+            P::read(match P::HAS_OPTIONS {
+                true => self.permitted(body, P::FIELDS, &content.client)?,
+                false => body.of_models(&content.client.rights)?,
+            })
+        };
         let request = beside_streams(content.len(), read).await?;
         let texts = request.texts();
         let model = match texts.model() {
@@ -703,9 +742,12 @@ impl Server {
             triton.pool(message, texts.names())
         });
         let outputs = stream::iter(outputs).buffered(num_at_once);
-        let outputs: Vec<P::Output> = outputs.try_collect().await?;
-        let answer = request.answer(&id, &model, outputs);
-        Ok(identified(&id, json_response(&answer)))
+        // All of them, even if one fails: the others compute on, and have their place until they end.
+        let outputs: Vec<Result<P::Output, Error>> = outputs.collect().await;
+        let outputs = outputs.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let write = || json_response(&request.answer(&id, &model, outputs));
+        let response = beside_streams(texts.num() * ABOUT_BYTES_PER_OUTPUT, write).await;
+        Ok(identified(&id, response))
     }
 
     /// The server behind this one, for what a request asks of it.

@@ -2,7 +2,8 @@
 //!
 //! Sizes are read from the header and checked before anything is decoded. The result is what Pillow and the processors
 //! of transformers make of a file: upright by its EXIF orientation, the first frame of an animation, transparent pixels
-//! on white, CMYK without a colour profile. Of values with 16 bits the upper eight remain.
+//! on white, CMYK without a colour profile. Of values with 16 bits the upper eight remain; Pillow clips such grey
+//! values at 255 instead.
 
 mod bmp;
 mod exif;

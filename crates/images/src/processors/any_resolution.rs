@@ -4,13 +4,14 @@
 use inflight_base::LoadError;
 use serde_json::Value;
 
+use super::check_tiles;
 use crate::fields::Fields;
 use crate::pixels::{NUM_CHANNELS, Pixels};
 use crate::resizing::{Filter, resize};
 
 /// The most resolutions, and the most tiles of a resolution.
 const MAX_RESOLUTIONS: usize = 1024;
-const MAX_TILES: usize = 256;
+pub const MAX_TILES: usize = 256;
 
 /// How an image is cut.
 #[derive(Debug)]
@@ -51,6 +52,10 @@ impl AnyResolution {
             (is_whole && (1..=MAX_TILES).contains(&num_tiles)).then_some((rows, columns))
         };
         let grids: Option<Vec<_>> = sizes.iter().map(grid).collect();
+        if let Some(grids) = &grids {
+            let num_tiles = grids.iter().map(|(rows, columns)| rows * columns).max();
+            check_tiles(image, num_tiles.unwrap_or(0), (side, side))?;
+        }
         match grids.filter(|grids| (1..=MAX_RESOLUTIONS).contains(&grids.len())) {
             Some(grids) => Ok(Self {
                 filter,

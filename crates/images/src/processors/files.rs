@@ -5,7 +5,7 @@ use std::path::Path;
 use inflight_base::LoadError;
 use serde_json::Value;
 
-use crate::fields::Fields;
+use crate::fields::{Fields, MAX_PATCH_SIDE};
 use crate::normalisation::{Normalisation, Scales};
 use crate::pixels::NUM_CHANNELS;
 use crate::resizing::Filter;
@@ -165,7 +165,26 @@ impl ProcessorFiles {
     /// The side of a patch of the vision tower.
     pub fn patch_side(&mut self) -> Result<usize, LoadError> {
         let side = self.vision_size("patch_size")?;
-        side.ok_or_else(|| self.config.lacks("vision_config.patch_size"))
+        let side = side.ok_or_else(|| self.config.lacks("vision_config.patch_size"))?;
+        match side <= MAX_PATCH_SIDE {
+            true => Ok(side),
+            false => Err(self.config.error(&format!(
+                "vision_config.patch_size is {side}, above {MAX_PATCH_SIDE}"
+            ))),
+        }
+    }
+
+    /// How many patches stand beside each other in a tile.
+    ///
+    /// # Errors
+    /// Not one.
+    pub fn patches_in(&self, tile_side: usize, patch_side: usize) -> Result<usize, LoadError> {
+        match tile_side / patch_side {
+            0 => Err(self.config.error(&format!(
+                "vision_config.patch_size is {patch_side}, above the {tile_side} pixels of a tile"
+            ))),
+            num_patches => Ok(num_patches),
+        }
     }
 
     /// A special token's text by its name in `tokenizer_config.json`.

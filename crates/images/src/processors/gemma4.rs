@@ -35,8 +35,8 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     for unused in ["size", "image_seq_length"] {
         image.take(unused);
     }
-    let patch_side = image.size("patch_size")?.unwrap_or(16);
-    let pooling = image.size("pooling_kernel_size")?.unwrap_or(3);
+    let patch_side = image.patch_size()?.unwrap_or(16);
+    let pooling = image.factor("pooling_kernel_size")?.unwrap_or(3);
     let max_tokens = image.size("max_soft_tokens")?.unwrap_or(280);
     if !BUDGETS.contains(&max_tokens) {
         let value = Value::from(max_tokens);
@@ -70,29 +70,24 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
 
 impl Gemma4 {
     /// Rows and columns of tokens: as many as the budget and the image's shape allow.
-    fn grid(&self, (height, width): (usize, usize)) -> Result<(usize, usize), ImageError> {
+    fn grid(&self, (height, width): (usize, usize)) -> (usize, usize) {
         let max_patches = self.max_tokens * self.pooling * self.pooling;
         let max_pixels = max_patches * self.patch_side * self.patch_side;
         let scale = (max_pixels as f64 / (height * width) as f64).sqrt();
         let side = (self.pooling * self.patch_side) as f64;
         let fit = |length: usize| (scale * length as f64 / side).floor() as usize;
+        // Both are never 0: their product before rounding is the budget.
         match (fit(height), fit(width)) {
-            (0, 0) => Err(ImageError::Unsupported {
-                height,
-                width,
-                problem: "less than a token on either side".to_owned(),
-                remedy: "make the image larger".to_owned(),
-            }),
-            (0, _) => Ok((1, (width / height).min(self.max_tokens))),
-            (_, 0) => Ok(((height / width).min(self.max_tokens), 1)),
-            grid => Ok(grid),
+            (0, _) => (1, (width / height).min(self.max_tokens)),
+            (_, 0) => ((height / width).min(self.max_tokens), 1),
+            grid => grid,
         }
     }
 }
 
 impl Tiling for Gemma4 {
     fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
-        let (rows, columns) = self.grid(size)?;
+        let (rows, columns) = self.grid(size);
         Ok(ImagePrompt::default()
             .with_text(&self.start)
             .with_image_tokens(rows * columns)
@@ -100,7 +95,7 @@ impl Tiling for Gemma4 {
     }
 
     fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
-        let (rows, columns) = self.grid(image.size())?;
+        let (rows, columns) = self.grid(image.size());
         let side = self.pooling * self.patch_side;
         let size = (rows * side, columns * side);
         Ok(vec![resize(image, size, self.filter)])

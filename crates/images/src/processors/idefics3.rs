@@ -4,7 +4,7 @@
 use inflight_base::LoadError;
 
 use super::files::{CENTRED, ProcessorFiles};
-use super::{ImageProcessor, Tiling};
+use super::{ImageProcessor, Tiling, check_tiles};
 use crate::error::ImageError;
 use crate::patches::{PatchLayout, PatchOrder};
 use crate::pixels::Pixels;
@@ -39,6 +39,8 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let longest_edge = image.edge("size", "longest_edge")?.unwrap_or(4 * 364);
     let tile = image.edge("max_image_size", "longest_edge")?.unwrap_or(364);
     let is_cut = image.switch("do_image_splitting")?.unwrap_or(true);
+    let tiles_per_side = longest_edge.div_ceil(tile);
+    check_tiles(image, tiles_per_side * tiles_per_side, (tile, tile))?;
     let tokens_per_tile = files.processor.size("image_seq_len")?.unwrap_or(169);
     let patch_side = files.patch_side()?;
     let shuffle = files.config.size("scale_factor")?.unwrap_or(2);
@@ -97,11 +99,11 @@ impl Idefics3 {
         if width >= height {
             let columns = width.div_ceil(self.tile);
             let height = ((columns * self.tile) as f64 / ratio) as usize;
-            (height.div_ceil(self.tile), columns)
+            (height.div_ceil(self.tile).max(1), columns)
         } else {
             let rows = height.div_ceil(self.tile);
             let width = ((rows * self.tile) as f64 * ratio) as usize;
-            (rows, width.div_ceil(self.tile))
+            (rows, width.div_ceil(self.tile).max(1))
         }
     }
 
@@ -142,5 +144,30 @@ impl Tiling for Idefics3 {
         }
         tiles.push(resize(&whole, square, self.filter));
         Ok(tiles)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thinnest_images_have_tiles() {
+        let processor = Idefics3 {
+            filter: Filter::Lanczos,
+            longest_edge: 1568,
+            tile: 392,
+            tokens_per_tile: 1,
+            is_cut: true,
+        };
+        assert_eq!(processor.grid((65535, 1)), (4, 1));
+        assert_eq!(processor.grid((1, 65535)), (1, 4));
+        for size in [(4000, 1), (1, 4000)] {
+            let values = vec![0; size.0 * size.1 * 3];
+            let limits = crate::limits::ImageLimits::default();
+            let shape = [size.0, size.1, 3];
+            let image = Pixels::from_tensor(&shape, &values, &limits).expect("sound");
+            assert_eq!(processor.tiles(&image, 1).expect("sound").len(), 5);
+        }
     }
 }

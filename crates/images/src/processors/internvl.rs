@@ -4,7 +4,7 @@
 use inflight_base::LoadError;
 
 use super::files::{CLIP, ProcessorFiles};
-use super::{ImageProcessor, Tiling};
+use super::{ImageProcessor, Tiling, check_tiles};
 use crate::error::ImageError;
 use crate::patches::{PatchLayout, PatchOrder};
 use crate::pixels::Pixels;
@@ -40,6 +40,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
             "min_patches is {min_tiles} and max_patches is {max_tiles}, which are not in order and at most {MAX_TILES}"
         )));
     }
+    check_tiles(image, max_tiles, tile)?;
     let tokens_per_tile = files.processor.size("image_seq_length")?.unwrap_or(256);
     let patch_side = files.patch_side()?;
     let downsampling = files.config.number("downsample_ratio")?.unwrap_or(0.5);

@@ -4,7 +4,7 @@
 use inflight_base::LoadError;
 
 use super::files::{CENTRED, ProcessorFiles};
-use super::{ImageProcessor, Tiling};
+use super::{ImageProcessor, Tiling, check_tiles};
 use crate::error::ImageError;
 use crate::normalisation::Normalisation;
 use crate::patches::{PatchLayout, PatchOrder};
@@ -47,6 +47,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     if max_tiles > MAX_TILES {
         return Err(image.error(&format!("max_patches is {max_tiles}, above {MAX_TILES}")));
     }
+    check_tiles(image, max_tiles, (side, side))?;
     let is_enlarged = image.switch("resize_to_max_canvas")?.unwrap_or(false);
     let processor = &mut files.processor;
     let patch_side = processor.size("patch_size")?.unwrap_or(14);

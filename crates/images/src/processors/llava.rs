@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::any_resolution::is_first_dropped;
 use super::files::{CENTRED, CLIP, ProcessorFiles};
-use super::{ImageProcessor, Tiling, check_square};
+use super::{ImageProcessor, Tiling, check_ratio, check_square};
 use crate::error::ImageError;
 use crate::normalisation::{Normalisation, colour_of};
 use crate::patches::{PatchLayout, PatchOrder};
@@ -169,8 +169,10 @@ impl Llava {
 
 impl Tiling for Llava {
     fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
-        if self.padding.is_some() {
-            check_square(size)?;
+        match self.padding {
+            Some(_) => check_square(size)?,
+            // A long side grows with the short one.
+            None => check_ratio(size)?,
         }
         let (height, width) = self.crop.unwrap_or_else(|| self.resized(size));
         let num_patches = (height / self.patch_side) * (width / self.patch_side);

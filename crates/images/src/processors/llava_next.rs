@@ -54,7 +54,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let resolution = AnyResolution::read(image, filter, size.0, DEFAULT_RESOLUTIONS)?;
     let features = Features::read(&mut files)?;
     let patch_side = features.patch_side;
-    let side_in_patches = size.0 / patch_side;
+    let side_in_patches = files.patches_in(size.0, patch_side)?;
     let image_token = features.image_token.clone();
     files.finish()?;
     Ok(ImageProcessor {

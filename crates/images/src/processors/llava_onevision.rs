@@ -5,7 +5,7 @@
 use inflight_base::LoadError;
 use serde_json::Value;
 
-use super::any_resolution::{AnyResolution, is_first_dropped};
+use super::any_resolution::{AnyResolution, MAX_TILES, is_first_dropped};
 use super::files::{CLIP, ProcessorFiles};
 use super::{ImageProcessor, Tiling, check_square};
 use crate::error::ImageError;
@@ -57,16 +57,16 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let max_tiles = aspect
         .strip_prefix("anyres_max_")
         .and_then(|tiles| tiles.parse().ok());
-    let Some(max_tiles) = max_tiles.filter(|tiles| *tiles > 0) else {
-        let name = "vision_aspect_ratio";
-        return Err(processor.wrong(name, &Value::from(aspect), "anyres_max_ with a number"));
+    let Some(max_tiles) = max_tiles.filter(|tiles| (1..=MAX_TILES).contains(tiles)) else {
+        let expected = format!("anyres_max_ with a number from 1 to {MAX_TILES}");
+        return Err(processor.wrong("vision_aspect_ratio", &Value::from(aspect), &expected));
     };
     let image_token = processor
         .text("image_token")?
         .unwrap_or_else(|| "<image>".to_owned());
     let num_tokens = processor.size("num_image_tokens")?;
     let patch_side = files.patch_side()?;
-    let side_in_patches = side / patch_side;
+    let side_in_patches = files.patches_in(side, patch_side)?;
     let num_patches = side_in_patches * side_in_patches;
     if num_tokens.is_some_and(|num_tokens| num_tokens != num_patches) {
         return Err(files.processor.error(&format!(

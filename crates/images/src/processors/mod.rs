@@ -20,6 +20,7 @@ use std::path::Path;
 use inflight_base::LoadError;
 
 use crate::error::ImageError;
+use crate::fields::Fields;
 use crate::normalisation::Normalisation;
 use crate::patches::{ImagePatches, PatchLayout};
 use crate::pixels::Pixels;
@@ -95,13 +96,53 @@ pub struct ProcessedImage {
     pub size: (usize, usize),
 }
 
-/// What differs between processors. Both functions fail if the processor takes no image of this shape.
+/// The tiling of an image, in which processors differ. Both functions fail if the processor takes no image of this
+/// shape.
 trait Tiling: Debug + Send + Sync {
     /// The prompt of an image of so many rows and columns, one of `num_images` in all of the prompt.
     fn prompt(&self, size: (usize, usize), num_images: usize) -> Result<ImagePrompt, ImageError>;
 
     /// The tiles of the image, in their final size.
     fn tiles(&self, image: &Pixels, num_images: usize) -> Result<Vec<Pixels>, ImageError>;
+}
+
+/// The most tiles of an image, and the most pixels of all.
+const MAX_TILES_AND_PIXELS: (usize, usize) = (256, 1 << 26);
+
+/// Bounds the work and the memory of an image by the fields of a processor.
+///
+/// # Errors
+/// An image may become more tiles, or more pixels, than is bounded.
+fn check_tiles(
+    image: &Fields,
+    num_tiles: usize,
+    (height, width): (usize, usize),
+) -> Result<(), LoadError> {
+    let (max_tiles, max_pixels) = MAX_TILES_AND_PIXELS;
+    match num_tiles <= max_tiles && num_tiles * height * width <= max_pixels {
+        true => Ok(()),
+        false => Err(image.error(&format!(
+            "an image becomes up to {num_tiles} tiles of {height} x {width} pixels, above {max_tiles} tiles or \
+             {max_pixels} pixels"
+        ))),
+    }
+}
+
+/// How many times as long as wide an image may be, where its size follows from its shape.
+const MAX_RATIO: usize = 200;
+
+/// # Errors
+/// The image is much longer than wide, or much wider than long.
+fn check_ratio((height, width): (usize, usize)) -> Result<(), ImageError> {
+    match height.max(width) > MAX_RATIO * height.min(width) {
+        true => Err(ImageError::Unsupported {
+            height,
+            width,
+            problem: format!("more than {MAX_RATIO} times as long as wide"),
+            remedy: "cut the image into parts".to_owned(),
+        }),
+        false => Ok(()),
+    }
 }
 
 /// The longest side of an image that is padded to a square, which bounds the square's memory.

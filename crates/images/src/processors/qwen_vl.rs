@@ -4,15 +4,12 @@
 use inflight_base::LoadError;
 
 use super::files::{CLIP, ProcessorFiles};
-use super::{ImageProcessor, Tiling};
+use super::{ImageProcessor, Tiling, check_ratio};
 use crate::error::ImageError;
 use crate::patches::{PatchLayout, PatchOrder};
 use crate::pixels::Pixels;
 use crate::prompt::ImagePrompt;
 use crate::resizing::{Filter, resize};
-
-/// The longest side over the shortest.
-const MAX_RATIO: f64 = 200.0;
 
 #[derive(Debug)]
 struct QwenVl {
@@ -37,9 +34,9 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     }
     min_pixels = image.num_pixels("min_pixels")?.unwrap_or(min_pixels);
     max_pixels = image.num_pixels("max_pixels")?.unwrap_or(max_pixels);
-    let patch_side = image.size("patch_size")?.unwrap_or(14);
-    let merge = image.size("merge_size")?.unwrap_or(2);
-    let temporal = image.size("temporal_patch_size")?.unwrap_or(2);
+    let patch_side = image.patch_size()?.unwrap_or(14);
+    let merge = image.factor("merge_size")?.unwrap_or(2);
+    let temporal = image.factor("temporal_patch_size")?.unwrap_or(2);
     if min_pixels > max_pixels {
         return Err(image.error(&format!(
             "the least number of pixels, {min_pixels}, is above the largest, {max_pixels}"
@@ -69,22 +66,13 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
 impl QwenVl {
     /// The size that an image is resized to: multiples of a token's side.
     fn target(&self, (height, width): (usize, usize)) -> Result<(usize, usize), ImageError> {
-        let unsupported = |problem: String, remedy: &str| ImageError::Unsupported {
-            height,
-            width,
-            problem,
-            remedy: remedy.to_owned(),
-        };
-        let (long, short) = (height.max(width), height.min(width));
-        if long as f64 / short as f64 > MAX_RATIO {
-            let problem = format!("more than {MAX_RATIO} times as long as wide");
-            return Err(unsupported(problem, "cut the image into parts"));
-        }
+        check_ratio((height, width))?;
         let side = self.patch_side * self.merge;
         let multiple = |pixels: f64| pixels as usize * side;
         let units = |pixels: usize| pixels as f64 / side as f64;
         let rounded = [height, width].map(|pixels| multiple(units(pixels).round_ties_even()));
         let num_pixels = (height * width) as f64;
+        // No side is 0: such a size has fewer pixels than the least number, and grows.
         let [height, width] = if rounded[0] * rounded[1] > self.max_pixels {
             let shrink = (num_pixels / self.max_pixels as f64).sqrt();
             let fit = |pixels: usize| multiple((pixels as f64 / shrink / side as f64).floor());
@@ -95,13 +83,7 @@ impl QwenVl {
         } else {
             rounded
         };
-        match height.min(width) {
-            0 => Err(unsupported(
-                format!("less than half of a token of {side} pixels on one side"),
-                "make the image larger",
-            )),
-            _ => Ok((height, width)),
-        }
+        Ok((height, width))
     }
 }
 

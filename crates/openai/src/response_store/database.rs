@@ -1,6 +1,7 @@
 //! The database of stored responses: one table, in which the order of the rows is that of their age.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -33,11 +34,23 @@ pub(super) struct Row {
     pub owner: Owner,
     pub previous: Option<String>,
     /// The items of the request alone, as JSON.
-    pub input: String,
+    pub input: Arc<str>,
     pub response: String,
     /// Whether the response is computed in the background, and is not complete.
     pub is_open: bool,
     pub created_at: u64,
+}
+
+/// The field with the id of a response that a request continues.
+const PREVIOUS: &str = "previous_response_id";
+
+/// The conversation that a request continues.
+#[derive(Debug, Default, PartialEq)]
+pub struct History {
+    /// Its items, in their order.
+    pub items: Vec<Value>,
+    /// Their bytes as JSON.
+    pub num_bytes: usize,
 }
 
 /// The open database.
@@ -53,15 +66,20 @@ impl Database {
         connection.busy_timeout(Duration::ZERO)?;
         // Another process that wrote the file would not be counted.
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
         // The file may have triggers of whoever could write it.
         connection.pragma_update(None, "trusted_schema", false)?;
+        // Deleted responses are not left in free pages.
+        connection.pragma_update(None, "secure_delete", true)?;
         let version: i32 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
         let num_tables: u32 =
             connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+        let is_ours = connection.query_row(
+            "SELECT count(*) FROM sqlite_schema WHERE name = 'responses'",
+            [],
+            |row| Ok(row.get::<_, u32>(0)? == 1),
+        )?;
         match (version, num_tables) {
-            (VERSION, _) => {}
+            (VERSION, _) if is_ours => {}
             (0, 0) => connection.execute_batch(&format!(
                 "BEGIN;
                  CREATE TABLE responses (
@@ -84,6 +102,8 @@ impl Database {
                 );
             }
         }
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
         let lost = json!({"code": "server_error", "message": "the server has ended before the response was complete"});
         connection.execute(
             "UPDATE responses SET is_open = 0, response = json_set(response, '$.status', 'failed', '$.error', json(?1))
@@ -121,16 +141,6 @@ impl Database {
                 .execute("DELETE FROM responses WHERE number = ?1", [number])?;
             self.num_bytes -= num_bytes_of_first;
         }
-        // A response in the background is stored again at its end.
-        let before: Option<u64> = self
-            .connection
-            .query_row(
-                "DELETE FROM responses WHERE id = ?1 RETURNING octet_length(input) + octet_length(response)",
-                [&row.id],
-                |row| row.get(0),
-            )
-            .optional()?;
-        self.num_bytes -= before.unwrap_or(0);
         self.connection.execute(
             "INSERT INTO responses (id, owner, previous, input, response, is_open, created_at)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
@@ -170,22 +180,26 @@ impl Database {
         json_of(&found.ok_or_else(|| unknown(id))?)
     }
 
-    pub fn replace(&mut self, owner: Owner, response: &Value) -> Result<(), Error> {
+    /// Ends a response that is open; returns it as it is stored.
+    pub fn end(&mut self, owner: Owner, response: &Value) -> Result<Value, Error> {
         let id = response["id"].as_str().unwrap_or_default();
         let values = params![id, owner.0, response.to_string()];
-        let query = "SELECT octet_length(?3) - octet_length(response) FROM responses WHERE id = ?1 AND owner = ?2";
+        let query = "SELECT octet_length(?3) - octet_length(response) FROM responses
+                     WHERE id = ?1 AND owner = ?2 AND is_open";
         let more: Option<i64> = self
             .connection
             .query_row(query, values, |row| row.get(0))
             .optional()
             .map_err(|error| unreadable(&error))?;
-        let more = more.ok_or_else(|| unknown(id))?;
-        let query = "UPDATE responses SET response = ?3, is_open = 0 WHERE id = ?1 AND owner = ?2";
-        self.connection
-            .execute(query, values)
-            .map_err(|error| unreadable(&error))?;
-        self.num_bytes = self.num_bytes.saturating_add_signed(more);
-        Ok(())
+        if let Some(more) = more {
+            let query =
+                "UPDATE responses SET response = ?3, is_open = 0 WHERE id = ?1 AND owner = ?2";
+            self.connection
+                .execute(query, values)
+                .map_err(|error| unreadable(&error))?;
+            self.num_bytes = self.num_bytes.saturating_add_signed(more);
+        }
+        self.column("response", owner, id)
     }
 
     pub fn delete(&mut self, owner: Owner, id: &str) -> Result<(), Error> {
@@ -201,35 +215,51 @@ impl Database {
     }
 
     /// The items of a response, of its request, and of all that it continues, in their order.
-    pub fn history(&self, owner: Owner, id: &str) -> Result<Vec<Value>, Error> {
-        let query = "SELECT previous, input, response FROM responses WHERE id = ?1 AND owner = ?2 AND created_at >= ?3";
+    pub fn history(&self, owner: Owner, id: &str) -> Result<History, Error> {
+        let query = "SELECT previous, input, response, is_open FROM responses
+                     WHERE id = ?1 AND owner = ?2 AND created_at >= ?3";
         let mut turns = Vec::new();
         let mut num_bytes = 0;
         let mut next = Some(id.to_owned());
         while let Some(id) = next {
-            let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-            let found: Option<(Option<String>, String, String)> = self
+            let read =
+                |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
+            let found: Option<(Option<String>, String, String, bool)> = self
                 .connection
                 .query_row(query, params![id, owner.0, self.oldest()], read)
                 .optional()
                 .map_err(|error| unreadable(&error))?;
-            let (previous, input, response) = found.ok_or_else(|| unknown(&id))?;
+            let missing = || Error {
+                param: Some(PREVIOUS.to_owned()),
+                ..unknown(&id)
+            };
+            let (previous, input, response, is_open) = found.ok_or_else(missing)?;
+            if is_open {
+                let problem =
+                    format!("the response '{id}' is in progress; wait for it, or cancel it");
+                return Err(Error::field(PREVIOUS, problem));
+            }
             num_bytes += input.len() + response.len();
             if num_bytes > self.bounds.max_history_bytes || turns.len() == MAX_CHAIN {
-                return Err(of_previous(format!(
-                    "what 'previous_response_id' continues has more than {} bytes or {MAX_CHAIN} responses; send \
-                     its last items as 'input'",
-                    self.bounds.max_history_bytes
-                )));
+                return Err(Error::field(
+                    PREVIOUS,
+                    format!(
+                        "the conversation before '{PREVIOUS}' is longer than {} bytes or {MAX_CHAIN} responses; send \
+                         its last items as 'input'",
+                        self.bounds.max_history_bytes
+                    ),
+                ));
             }
             let mut response = json_of(&response)?;
             turns.push((items(json_of(&input)?), items(response["output"].take())));
             next = previous;
         }
         let turns = turns.into_iter().rev();
-        Ok(turns
-            .flat_map(|(input, output)| input.into_iter().chain(output))
-            .collect())
+        let items = turns.flat_map(|(input, output)| input.into_iter().chain(output));
+        Ok(History {
+            items: items.collect(),
+            num_bytes,
+        })
     }
 
     /// The time before which responses are too old.
@@ -262,16 +292,10 @@ fn unreadable(error: &dyn std::fmt::Display) -> Error {
 }
 
 fn unknown(id: &str) -> Error {
-    Error {
-        status: StatusCode::NOT_FOUND,
-        ..of_previous(format!(
-            "there is no response '{id}': it was not stored, is too old, was deleted, or is another key's"
-        ))
-    }
-}
-
-fn of_previous(problem: String) -> Error {
-    Error::field("previous_response_id", problem)
+    let problem = format!(
+        "there is no response '{id}': it was not stored, is too old, was deleted, or is another key's"
+    );
+    Error::new(StatusCode::NOT_FOUND, problem)
 }
 
 #[cfg(test)]
@@ -298,7 +322,7 @@ mod tests {
             id: id.to_owned(),
             owner: ME,
             previous: previous.map(str::to_owned),
-            input: json!([format!("in {id}")]).to_string(),
+            input: json!([format!("in {id}")]).to_string().into(),
             response: json!({"id": id, "output": [format!("out {id}")]}).to_string(),
             is_open: false,
             created_at: ids::now(),
@@ -312,8 +336,9 @@ mod tests {
             database.store(&row).expect("stored");
         }
         let all = ["in a", "out a", "in b", "out b", "in c", "out c"].map(Value::from);
-        assert_eq!(database.history(ME, "c"), Ok(all.to_vec()));
-        assert_eq!(database.history(ME, "b"), Ok(all[..4].to_vec()));
+        let items = |id| database.history(ME, id).map(|history| history.items);
+        assert_eq!(items("c"), Ok(all.to_vec()));
+        assert_eq!(items("b"), Ok(all[..4].to_vec()));
         database.delete(ME, "a").expect("it is there");
         let error = database
             .history(ME, "c")
@@ -352,7 +377,7 @@ mod tests {
         );
         assert_eq!(database.num_bytes, 2 * num_bytes);
         let large = Row {
-            input: "x".repeat(1000),
+            input: "x".repeat(1000).into(),
             ..row("d", None)
         };
         database.store(&large).expect("left out");
@@ -367,25 +392,27 @@ mod tests {
     }
 
     #[test]
-    fn a_response_in_the_background_is_stored_twice() {
+    fn a_response_in_the_background_ends_once() {
         let mut database = database(bounds());
         let of_status = |status: &str| Row {
             response: json!({"id": "a", "status": status, "output": []}).to_string(),
             is_open: status == QUEUED,
             ..row("a", None)
         };
-        for status in [QUEUED, "completed"] {
-            database.store(&of_status(status)).expect("stored");
-            let found = database.column("response", ME, "a").expect("it is there");
-            assert_eq!(found["status"], status);
-            assert_eq!(database.num_bytes, of_status(status).num_bytes() as u64);
-        }
-        let cancelled = of_status("cancelled");
-        let response = json_of(&cancelled.response).expect("JSON");
-        assert_eq!(database.replace(ME, &response), Ok(()));
-        assert_eq!(database.column("response", ME, "a"), Ok(response.clone()));
-        assert_eq!(database.num_bytes, cancelled.num_bytes() as u64);
-        assert!(database.replace(Owner([2; 32]), &response).is_err());
+        let response = |status: &str| json_of(&of_status(status).response).expect("JSON");
+        database.store(&of_status(QUEUED)).expect("stored");
+        let error = database.history(ME, "a").expect_err("it has no output yet");
+        assert!(error.message.contains("in progress"), "{}", error.message);
+        let (done, late) = (response("completed"), response("cancelled"));
+        assert!(database.end(Owner([2; 32]), &late).is_err());
+        assert_eq!(database.end(ME, &done), Ok(done.clone()));
+        assert_eq!(database.end(ME, &late), Ok(done), "the first end stays");
+        let num_bytes = of_status("completed").num_bytes() as u64;
+        assert_eq!(database.num_bytes, num_bytes);
+        assert!(database.history(ME, "a").is_ok());
+        database.delete(ME, "a").expect("it is there");
+        assert!(database.end(ME, &late).is_err(), "it does not come back");
+        assert_eq!(database.num_bytes, 0);
     }
 
     #[test]
@@ -400,7 +427,7 @@ mod tests {
         assert!(database.history(ME, "a").is_ok());
         let error = database.history(ME, "c").expect_err("more than 100 bytes");
         assert!(
-            error.message.contains("more than 100 bytes"),
+            error.message.contains("longer than 100 bytes"),
             "{}",
             error.message
         );
@@ -411,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_stored_to_itself_and_found_again() {
+    fn a_file_has_one_owner_and_is_found_again() {
         let folder =
             std::env::temp_dir().join(format!("inflight-response-store-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");

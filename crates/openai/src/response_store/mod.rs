@@ -12,8 +12,8 @@
 
 mod database;
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,14 +22,14 @@ use std::thread;
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use crate::body::{Body, wrong};
+use crate::body::Body;
 use crate::keys::Owner;
 use crate::{Error, ids};
 use database::{Database, Row, items};
 
-pub use database::Bounds;
+pub use database::{Bounds, History};
 
 /// The status of a response in the background that is not complete.
 pub const QUEUED: &str = "queued";
@@ -50,7 +50,7 @@ pub struct StoreFields {
     is_stored: bool,
     /// Whether the response is computed in the background.
     pub is_background: bool,
-    input: Arc<Vec<Value>>,
+    input: Vec<Value>,
 }
 
 /// Where a response will be stored, and with which request.
@@ -58,9 +58,12 @@ pub struct StoreFields {
 pub struct StoreTarget {
     store: ResponseStore,
     owner: Owner,
-    fields: StoreFields,
-    /// About the bytes of the request.
-    num_bytes: usize,
+    previous: Option<String>,
+    is_background: bool,
+    /// The items of the request alone, as JSON.
+    input: Arc<str>,
+    /// The room of the request's body, which is taken until the response is stored.
+    room: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 /// Takes the answer to a command.
@@ -68,12 +71,12 @@ type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
 #[derive(Debug)]
 enum Command {
-    Store(StoreTarget, Value),
+    Store(Row, Option<Arc<OwnedSemaphorePermit>>),
     Get(Owner, String, Reply<Value>),
     Input(Owner, String, Reply<Vec<Value>>),
-    Replace(Owner, Value, Reply<()>),
+    End(Owner, Value, Reply<Value>),
     Delete(Owner, String, Reply<()>),
-    History(Owner, String, Reply<Vec<Value>>),
+    History(Owner, String, Reply<History>),
     Flush(Reply<()>),
 }
 
@@ -81,7 +84,7 @@ impl ResponseStore {
     /// Opens the database at `path`, or makes one that only its user may read.
     ///
     /// # Errors
-    /// The file is none of this program's, is in use, or cannot be opened.
+    /// The file belongs to another program, is in use, or cannot be opened.
     pub fn open(path: &Path, bounds: Bounds) -> Result<Self, String> {
         let named = |problem: String| format!("{}: {problem}", path.display());
         OpenOptions::new()
@@ -90,6 +93,9 @@ impl ResponseStore {
             .write(true)
             .mode(0o600)
             .open(path)
+            .map_err(|error| named(error.to_string()))?;
+        // The file may have been made by another program, for everybody.
+        std::fs::set_permissions(path, Permissions::from_mode(0o600))
             .map_err(|error| named(error.to_string()))?;
         let database = Database::open(path, bounds).map_err(|error| named(error.to_string()))?;
         let (commands, received) = channel();
@@ -109,36 +115,40 @@ impl ResponseStore {
     ///
     /// # Errors
     /// A response is not there, or there is too much.
-    pub async fn history(&self, owner: Owner, fields: &StoreFields) -> Result<Vec<Value>, Error> {
+    pub async fn history(&self, owner: Owner, fields: &StoreFields) -> Result<History, Error> {
         match fields.previous.clone() {
             Some(id) => self.ask(|reply| Command::History(owner, id, reply)).await,
-            None => Ok(Vec::new()),
+            None => Ok(History::default()),
         }
     }
 
-    /// Where the response to a request of about `num_bytes` will be stored; `None` if the request does not want it.
+    /// Where the response to a request will be stored; `None` if the request does not want it. `room` is the room of
+    /// its body.
     ///
     /// # Errors
     /// Too much is being written.
     pub fn target(
         &self,
         owner: Owner,
-        fields: StoreFields,
-        num_bytes: usize,
+        fields: &StoreFields,
+        input: Arc<str>,
+        room: Option<OwnedSemaphorePermit>,
     ) -> Result<Option<StoreTarget>, Error> {
         if !fields.is_stored {
             return Ok(None);
         }
         if self.num_pending_bytes.load(Ordering::Relaxed) > MAX_PENDING_BYTES {
             let problem =
-                "the disk of stored responses is too slow; try again, or give 'store': false";
+                "too many responses are waiting to be written; try again, or give 'store': false";
             return Err(Error::new(StatusCode::TOO_MANY_REQUESTS, problem));
         }
         Ok(Some(StoreTarget {
             store: self.clone(),
             owner,
-            fields,
-            num_bytes,
+            previous: fields.previous.clone(),
+            is_background: fields.is_background,
+            input,
+            room: room.map(Arc::new),
         }))
     }
 
@@ -158,13 +168,12 @@ impl ResponseStore {
         self.ask(|reply| Command::Input(owner, id, reply)).await
     }
 
-    /// Replaces a response that is not complete by its end.
+    /// Ends a response in the background, unless it has ended. Returns the response as it is stored.
     ///
     /// # Errors
     /// The key has none of this id.
-    pub async fn replace(&self, owner: Owner, response: Value) -> Result<(), Error> {
-        self.ask(|reply| Command::Replace(owner, response, reply))
-            .await
+    pub async fn end(&self, owner: Owner, response: Value) -> Result<Value, Error> {
+        self.ask(|reply| Command::End(owner, response, reply)).await
     }
 
     /// Deletes a response. Responses that continue it cannot be continued any more.
@@ -201,11 +210,7 @@ impl StoreFields {
     /// A field of another type.
     pub fn read(body: &mut Body) -> Result<Self, Error> {
         let previous = body.text("previous_response_id")?;
-        let is_stored = match body.take("store") {
-            None => true,
-            Some(Value::Bool(flag)) => flag,
-            Some(other) => return Err(wrong("store", &other, "true or false")),
-        };
+        let is_stored = body.flag_or("store", true)?;
         let is_background = body.flag("background")?;
         if is_background && !is_stored {
             let problem = "'background' needs 'store': true, so that the response can be asked for";
@@ -226,39 +231,49 @@ impl StoreFields {
             previous,
             is_stored,
             is_background,
-            input: Arc::new(input),
+            input,
         })
     }
 
-    /// Gives the request its input back, behind the items that it continues.
-    pub fn give_back(&self, mut history: Vec<Value>, body: &mut Body) {
-        if !self.input.is_empty() {
-            history.extend(self.input.iter().cloned());
-            body.put("input", Value::Array(history));
+    /// Gives the request its input back, behind the items that it continues. Returns the input alone, as JSON.
+    pub fn give_back(&mut self, history: History, body: &mut Body) -> Arc<str> {
+        let input = Value::Array(std::mem::take(&mut self.input));
+        let json = input.to_string().into();
+        if let Value::Array(own) = input
+            && !body.has("input")
+        {
+            let items = history.items.into_iter().chain(own);
+            body.put("input", items.collect());
         }
+        json
     }
 }
 
 impl StoreTarget {
-    /// Stores a response.
-    pub fn store(&self, response: Value) {
-        let pending = &self.store.num_pending_bytes;
-        pending.fetch_add(self.num_bytes, Ordering::Relaxed);
-        let command = Command::Store(self.clone(), response);
+    /// Stores a response. The end of one in the background is stored only if it is still there, and open.
+    pub fn store(&self, response: &Value) {
+        let command = match self.is_background && !is_open(response) {
+            true => {
+                let (reply, _) = oneshot::channel();
+                Command::End(self.owner, response.clone(), reply)
+            }
+            false => {
+                let row = Row {
+                    id: response["id"].as_str().unwrap_or_default().to_owned(),
+                    owner: self.owner,
+                    previous: self.previous.clone(),
+                    input: self.input.clone(),
+                    response: response.to_string(),
+                    is_open: is_open(response),
+                    created_at: ids::now(),
+                };
+                let pending = &self.store.num_pending_bytes;
+                pending.fetch_add(row.num_bytes(), Ordering::Relaxed);
+                Command::Store(row, self.room.clone())
+            }
+        };
         if self.store.commands.send(command).is_err() {
             eprintln!("inflight-openai: a response is not stored: its thread has ended");
-        }
-    }
-
-    fn row(&self, response: &Value) -> Row {
-        Row {
-            is_open: is_open(response),
-            id: response["id"].as_str().unwrap_or_default().to_owned(),
-            owner: self.owner,
-            previous: self.fields.previous.clone(),
-            input: json!(*self.fields.input).to_string(),
-            response: response.to_string(),
-            created_at: ids::now(),
         }
     }
 }
@@ -275,15 +290,15 @@ fn run(mut database: Database, commands: &Receiver<Command>, num_pending_bytes: 
     // An answer that nobody waits for is dropped.
     while let Ok(command) = commands.recv() {
         match command {
-            Command::Store(target, response) => {
-                let row = target.row(&response);
+            Command::Store(row, room) => {
                 if let Err(error) = database.store(&row) {
                     eprintln!(
                         "inflight-openai: the response {} is not stored: {error}",
                         row.id
                     );
                 }
-                num_pending_bytes.fetch_sub(target.num_bytes, Ordering::Relaxed);
+                num_pending_bytes.fetch_sub(row.num_bytes(), Ordering::Relaxed);
+                drop(room);
             }
             Command::Get(owner, id, reply) => {
                 let _ = reply.send(database.column("response", owner, &id));
@@ -291,8 +306,8 @@ fn run(mut database: Database, commands: &Receiver<Command>, num_pending_bytes: 
             Command::Input(owner, id, reply) => {
                 let _ = reply.send(database.column("input", owner, &id).map(items));
             }
-            Command::Replace(owner, response, reply) => {
-                let _ = reply.send(database.replace(owner, &response));
+            Command::End(owner, response, reply) => {
+                let _ = reply.send(database.end(owner, &response));
             }
             Command::Delete(owner, id, reply) => {
                 let _ = reply.send(database.delete(owner, &id));

@@ -18,6 +18,7 @@ pub struct Embed(Texts);
 
 impl Pooled for Embed {
     const FIELDS: &'static [Field] = EMBED;
+    const HAS_OPTIONS: bool = false;
     const ID: &'static str = "embed-";
     type Output = Embedding;
 

@@ -26,7 +26,7 @@ use crate::fields::{Fate, Field};
 fn options(mut body: Body, fields: &[Field]) -> Result<Map<String, Value>, Error> {
     let is_cut = body.flag("truncate")?;
     let direction = body.text("truncation_direction")?;
-    if let Some(other) = direction.filter(|it| !matches!(&it.to_lowercase()[..], "right")) {
+    if let Some(other) = direction.filter(|it| !it.eq_ignore_ascii_case("right")) {
         let expected = "'Right': a text is cut at its end";
         return Err(wrong("truncation_direction", &json!(other), expected));
     }

@@ -21,6 +21,7 @@ pub struct Predict {
 
 impl Pooled for Predict {
     const FIELDS: &'static [Field] = PREDICT;
+    const HAS_OPTIONS: bool = false;
     const ID: &'static str = "predict-";
     type Output = Classes;
 

@@ -22,6 +22,7 @@ pub struct Rerank {
 
 impl Pooled for Rerank {
     const FIELDS: &'static [Field] = RERANK;
+    const HAS_OPTIONS: bool = false;
     const ID: &'static str = "rerank-";
     type Output = Score;
 

@@ -194,7 +194,7 @@ fn describe(
     family: &GroupedExperts,
 ) -> Result<ModelSpec, LoadError> {
     let config = &with_names_of_glm(config);
-    check(config)?;
+    check(config, family.scores)?;
     let dimensions = Dimensions::from_config(config, defaults)?;
     let (hidden, [q, ..]) = (dimensions.hidden_size, dimensions.qkv_widths());
     let mut layer = dimensions.llama_layer();
@@ -225,6 +225,7 @@ fn describe(
 fn describe_mla(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     const RANK: &str = "q_lora_rank";
     const SCALING: &str = "rope_scaling";
+    check(config, RouterScores::Sigmoid)?;
     let mut told = with_names_of_glm(config);
     if config.get(RANK).is_none() {
         told = told.with(RANK, Json::Null);
@@ -260,9 +261,13 @@ fn with_names_of_glm(config: &JsonFile) -> JsonFile {
 }
 
 /// Refuses choices that no published model has.
-fn check(config: &JsonFile) -> Result<(), LoadError> {
+fn check(config: &JsonFile, scores: RouterScores) -> Result<(), LoadError> {
+    let scores = match scores {
+        RouterScores::Softmax => "softmax",
+        RouterScores::Sigmoid | RouterScores::SigmoidOfLogit => "sigmoid",
+    };
     for (key, supported) in [
-        ("score_function", json!("sigmoid")),
+        ("score_function", json!(scores)),
         ("use_sliding_window", json!(false)),
         ("use_rmsnorm", json!(true)),
         ("norm_head", json!(false)),

@@ -8,6 +8,5 @@ pub const MAX_EXPERTS: usize = 1 << 10;
 pub const MAX_HEAD_DIM: usize = 1 << 10;
 pub const MAX_VOCAB: usize = 1 << 24;
 pub const MAX_POSITIONS: usize = 1 << 30;
-pub const MAX_CHANNELS: usize = 16;
 pub const MAX_PIXELS: usize = 1 << 14;
 pub const MAX_PATCHES: usize = 1 << 16;

@@ -124,6 +124,11 @@ fn check(config: &JsonFile) -> Result<(), LoadError> {
         let expected = "supported: it is the first ChatGLM; ChatGLM 2 and 3 and GLM-4 are";
         return Err(config.unexpected(FIRST, "there", expected));
     }
+    const PREFIX: &str = "pre_seq_len";
+    if let Some(length) = config.get(PREFIX).filter(|length| !length.is_null()) {
+        let expected = "null: prefixes of P-tuning are not read";
+        return Err(config.unexpected(PREFIX, length, expected));
+    }
     for (key, default, supported) in [
         (HAS_GROUPS, false, true),
         ("rmsnorm", true, true),

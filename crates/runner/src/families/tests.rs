@@ -494,6 +494,9 @@ fn a_sarvam_is_read_by_the_names_of_transformers_and_of_the_published_model() {
         let error = described("BailingMoeV2ForCausalLM", keys).expect_err(key);
         assert!(error.contains(key), "{error}");
     }
+    let first =
+        |scores: &str| described("BailingMoeForCausalLM", json!({"score_function": scores}));
+    assert!(first("softmax").is_ok() && first("sigmoid").is_err());
     let without = json!({"moe_router_enable_expert_bias": false});
     let spec = described("BailingMoeV2ForCausalLM", without).expect("a model");
     let corrections = spec.layers.iter().filter_map(LayerSpec::experts);

@@ -32,8 +32,8 @@ impl Colours {
             (3, Some(0)) => Ok(Self::Rgb),
             (3, None) if ids == *b"RGB" => Ok(Self::Rgb),
             (3, _) => Ok(Self::YCbCr),
-            (4, Some(2)) => Ok(Self::Ycck),
-            (4, _) => Ok(Self::Cmyk),
+            (4, None | Some(0)) => Ok(Self::Cmyk),
+            (4, Some(_)) => Ok(Self::Ycck),
             (number, _) => Err(error(format!("{number} components have no known colours"))),
         }
     }

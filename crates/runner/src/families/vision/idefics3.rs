@@ -8,7 +8,7 @@
 //! et al., arXiv:2504.05299.
 
 use super::Tower;
-use crate::families::bounds::{MAX_CHANNELS, MAX_PATCHES, MAX_PIXELS};
+use crate::families::bounds::{MAX_PATCHES, MAX_PIXELS};
 use crate::families::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use crate::families::windows::no_windows;
 use crate::rope::Rope;
@@ -42,13 +42,17 @@ const DEFAULTS: Defaults = Defaults {
     ..Defaults::LLAMA
 };
 
+/// Red, green and blue, as the image processor makes them.
+const NUM_CHANNELS: usize = 3;
 const PROJECTOR: &str = "model.connector.modality_projection.proj";
 
 fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError> {
     let vision = config.object("vision_config")?;
     let vision = vision
         .unwrap_or_else(|| JsonFile::new(config.path(), "vision_config.", Default::default()));
-    let num_channels = vision.size("num_channels", 1..=MAX_CHANNELS)?.unwrap_or(3);
+    let num_channels = vision
+        .size("num_channels", NUM_CHANNELS..=NUM_CHANNELS)?
+        .unwrap_or(NUM_CHANNELS);
     let image_size = vision.size("image_size", 1..=MAX_PIXELS)?.unwrap_or(224);
     let patch_size = vision.size("patch_size", 1..=MAX_PIXELS)?.unwrap_or(32);
     let merge_size = config.size("scale_factor", 1..=MAX_PIXELS)?.unwrap_or(2);
