@@ -14,7 +14,7 @@ use super::transposed::Transposed;
 use inflight_base::LoadError;
 use inflight_numbers::{Dtype, FloatRows, QuantisedRow, QuantisedRows, QuantisedShape, RawMatrix};
 
-/// What the length of a row counts as at least, where rows are divided by it.
+/// Lower bound of a row's norm, against division by zero.
 const MIN_LENGTH: f64 = 1e-12;
 
 /// The weights of a linear layer or of the embedding. A row is an output, or a token.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Images are known by the hashes of their contents. Those that were used longest ago are evicted first, but none that
-//! the step needs. What is evicted while its sequence is still in context is encoded again.
+//! the step needs. An image evicted before its context is complete is encoded again.
 
 use std::collections::BTreeMap;
 

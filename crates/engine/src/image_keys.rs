@@ -1,4 +1,4 @@
-//! What stands for the tokens of images where prefix reuse compares tokens.
+//! Keys of image tokens, for prefix reuse.
 //!
 //! ```text
 //! prompt    5  8  7  7  7  7  3  7  7  7  7  9        7: the image token

@@ -1,8 +1,8 @@
-//! What images may take.
+//! Limits of the image encoder and of its cache.
 
 use inflight_base::{LoadError, Tokens};
 
-/// What the images of prompts may take.
+/// Limits of the image encoder and of its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// The most tokens of images that are encoded in a step. One image may be larger, and so may the images of a

@@ -1,4 +1,4 @@
-//! What a step has of images, as plain data.
+//! Moves and rows of images in a step, as plain data.
 
 use std::ops::Range;
 

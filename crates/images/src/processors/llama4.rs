@@ -92,7 +92,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     })
 }
 
-/// All grids of up to so many tiles. Those of one shape stand together, the largest first.
+/// All grids of up to so many tiles. Grids of one aspect ratio are adjacent, the largest first.
 fn grids(max_tiles: usize) -> Vec<(usize, usize)> {
     let mut shapes: Vec<Vec<(usize, usize)>> = Vec::new();
     for num_tiles in (1..=max_tiles).rev() {

@@ -6,7 +6,7 @@
 //! of the hidden size and their rank, if `mla_scale_q_lora` and `mla_scale_kv_lora` say so. Experts are chosen by a
 //! softmax and corrections, also the `zero_expert_num` last ones, which return their input.
 //!
-//! The layers behind the last one that checkpoints have for drafts (`model.mtp`) are not read.
+//! The layers for multi-token prediction (`model.mtp`) are not read.
 //!
 //! Source: configuration_longcat_flash.py and modeling_longcat_flash.py of transformers and of
 //! meituan-longcat/LongCat-Flash-Chat; Meituan, arXiv:2509.01322.
@@ -127,7 +127,8 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     Ok(spec)
 }
 
-/// The layers of the model, two for each of the checkpoint: `num_layers` counts these, `num_hidden_layers` those.
+/// The layers of the model, two for each of the checkpoint: `num_layers` counts layers of the
+/// checkpoint, `num_hidden_layers` layers of the model.
 fn num_layers(config: &JsonFile) -> Result<usize, LoadError> {
     let listed = config.size(LAYERS, 1..=MAX_LAYERS / 2)?;
     let all = config.size(MODEL_LAYERS, 1..=MAX_LAYERS)?;

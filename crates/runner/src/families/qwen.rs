@@ -4,8 +4,8 @@
 //! config.json is silent, leaves biases out elsewhere. `intermediate_size` counts gate and up.
 //!
 //! Beyond `seq_length`, the base of RoPE is stretched by the length of the text (`use_dynamic_ntk`), and queries have a
-//! factor that grows with their positions (`use_logn_attn`). No sequence is longer here if config.json has one of them,
-//! as it has where it is silent.
+//! factor that grows with their positions (`use_logn_attn`). `seq_length` is the limit here, unless config.json sets
+//! both to false; both are true by default.
 //!
 //! Source: configuration_qwen.py and modeling_qwen.py of Qwen/Qwen-7B; Bai et al., arXiv:2309.16609.
 

@@ -145,10 +145,10 @@ const LANGUAGE_MODELS: [(&str, Family); 11] = [
     ("qwen2", qwen2::FAMILY),
     ("qwen3", qwen3::FAMILY),
     ("exaone4", exaone4::FAMILY),
-    // The first name of that.
+    // EXAONE 4's earlier model type.
     ("exaone4_5_text", exaone4::FAMILY),
     ("deepseek_v3", deepseek::V3),
-    // The name that Moonshot AI gives that.
+    // Moonshot AI's name for DeepSeek-V3.
     ("kimi_k2", deepseek::V3),
 ];
 

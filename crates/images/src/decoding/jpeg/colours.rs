@@ -5,7 +5,7 @@ use super::frame::Frame;
 use super::upsampling::Plane;
 use crate::error::ImageError;
 
-/// What the components are.
+/// The colour space of the components.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Colours {
     Grey,

@@ -1,8 +1,8 @@
 //! Idefics 3 and SmolVLM: a SigLIP encoder of tiles, and one linear layer.
 //!
 //! An image is cut into tiles of `image_size` pixels. LayerNorm in front of each block and behind the last layer,
-//! attention with biases over all patches of a tile, and learned positions. Of `scale_factor` times as many encoded
-//! patches in each direction, squares become a row each.
+//! attention with biases over all patches of a tile, and learned positions. Pixel shuffle: each square of
+//! `scale_factor` x `scale_factor` encoded patches becomes one row.
 //!
 //! Source: modeling_idefics3.py and modeling_smolvlm.py of transformers; Laurençon et al., arXiv:2408.12637; Marafioti
 //! et al., arXiv:2504.05299.
