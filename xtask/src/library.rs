@@ -42,14 +42,11 @@ impl Build {
         match self {
             Self::Shipped => {
                 let mut cargo = release_cargo()?;
+                cargo.args(["build", "--release", MESSAGES, "--package", package]);
                 if package == OPENAI {
                     cargo.arg("--target-dir").arg(target(OPENAI_FOLDER));
                 }
-                output(
-                    cargo
-                        .args(["build", "--release", MESSAGES, "--package", package])
-                        .args(filter),
-                )
+                output(cargo.args(filter))
             }
             // All at once, with examples: any other choice would give crates other features than a test of the
             // workspace does, and so compile the library again.
