@@ -258,7 +258,7 @@ fn a_damaged_tower_is_an_error_only_with_images() {
     assert!(error.to_string().contains(expected), "{error}");
 }
 
-/// What a model is expected to take in memory counts its tower.
+/// The memory estimate of a model counts its tower.
 #[test]
 fn the_weights_of_a_tower_count() {
     let bytes = |source: &ModelSource| source.num_weight_bytes(None).expect("they are there");

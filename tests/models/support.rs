@@ -91,7 +91,7 @@ pub struct Setup {
     pub speculation: Option<Speculation>,
     /// The fixture of the draft model.
     pub draft_model: Option<&'static str>,
-    /// What images may take; `None` if the model is loaded for text only.
+    /// Limits of images; `None` if the model is loaded for text only.
     pub images: Option<ImageLimits>,
     /// The fixture of the draft head.
     pub draft_head: Option<&'static str>,

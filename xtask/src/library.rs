@@ -41,14 +41,16 @@ impl Build {
     fn build(self, package: &str, filter: &[&str]) -> Result<String> {
         match self {
             Self::Shipped => {
-                let mut cargo = release_cargo()?;
+                let is_front = package == OPENAI;
+                let mut cargo = release(match is_front {
+                    true => cargo_in_idle_time(),
+                    false => cargo(),
+                })?;
                 cargo.args(["build", "--release", MESSAGES, "--package", package]);
-                cargo.args(filter);
-                if package != OPENAI {
-                    return output(&mut cargo);
+                if is_front {
+                    cargo.arg("--target-dir").arg(target(OPENAI_FOLDER));
                 }
-                cargo.arg("--target-dir").arg(target(OPENAI_FOLDER));
-                output(&mut in_idle_time(&cargo))
+                output(cargo.args(filter))
             }
             // All at once, with examples: any other choice would give crates other features than a test of the
             // workspace does, and so compile the library again.
@@ -64,22 +66,11 @@ impl Build {
     }
 }
 
-/// A command that leaves the processors to others: the library, whose last crates compile one after the other,
-/// decides how long a build takes.
-fn in_idle_time(command: &Command) -> Command {
-    let mut nice = Command::new("nice");
-    nice.args(["-n", "19"])
-        .arg(command.get_program())
-        .args(command.get_args());
-    if let Some(folder) = command.get_current_dir() {
-        nice.current_dir(folder);
-    }
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => nice.env(name, value),
-            None => nice.env_remove(name),
-        };
-    }
+/// The cargo of builds that leave the processors to others: the library, whose last crates compile one after the other,
+/// decides how long all takes.
+fn cargo_in_idle_time() -> Command {
+    let mut nice = command("nice");
+    nice.args(["-n", "19"]).arg(cargo().get_program());
     nice
 }
 
@@ -260,7 +251,11 @@ fn file_among(messages: &str, name: &str) -> Result<PathBuf> {
 
 /// The cargo for programs that are given away: their bytes depend on the sources alone.
 fn release_cargo() -> Result<Command> {
-    let mut cargo = cargo();
+    release(cargo())
+}
+
+/// A cargo with the options of such programs.
+fn release(mut cargo: Command) -> Result<Command> {
     cargo
         .args(source_paths::options()?)
         .env("CARGO_INCREMENTAL", "0");

@@ -147,8 +147,8 @@ impl ExpertRows {
 }
 
 impl Chunk {
-    /// Sorts the experts of rows, `[rows, num_chosen]`, of which the first `num_computed` have weights. Returns the
-    /// places of these.
+    /// Sorts the experts of rows, `[rows, num_chosen]`. Experts below `num_computed` have weights. Returns the number
+    /// of places of experts with weights.
     fn sort(&mut self, experts: &[u32], num_chosen: usize, num_computed: usize) -> usize {
         self.next.fill(0);
         for &expert in experts {

@@ -67,7 +67,7 @@ pub struct EngineConfig {
     pub draft_cost: Option<StepCost>,
     /// The most pages that the adapters of sequences in flight take together; `None` if they are not limited.
     pub num_adapter_pages: Option<u32>,
-    /// What the images of prompts may take; `None` if prompts have none.
+    /// Limits of the image encoder and its cache; `None` for a model without images.
     pub images: Option<ImageLimits>,
     /// Whether nothing is generated: a request ends when its prompt is computed, with the state that stands for it.
     pub pools: bool,

@@ -108,7 +108,7 @@ impl PromptImages {
         rest.take_while(move |span| span.position < positions.end)
     }
 
-    /// What prefix reuse compares in place of the tokens of a prompt.
+    /// Reuse keys, one for each token of a prompt.
     pub(super) fn keys<'a>(&'a self, prompt: &'a [TokenId]) -> &'a [TokenId] {
         match self.keys.is_empty() {
             true => prompt,

@@ -110,7 +110,7 @@ impl ImageCache {
         self.moves.clear();
     }
 
-    /// Evicts images that the step does not use, until there is room for so many tokens. Returns whether there is;
+    /// Evicts images that the step does not use, until `num_tokens` more fit. Returns whether there is;
     /// if not, nothing has changed.
     fn make_room(&mut self, num_tokens: Tokens) -> bool {
         let evictable = self.by_use.range(..self.first_use_of_step);

@@ -32,7 +32,7 @@ pub(super) struct SequenceTokens {
     num_returned_logits: u32,
     owner: Owner,
     images: PromptImages,
-    /// What prefix reuse compares in place of `tokens`, as many; empty without images.
+    /// Reuse keys, one for each of `tokens`; empty without images.
     keys: Vec<TokenId>,
 }
 
@@ -75,7 +75,7 @@ impl SequenceTokens {
         &self.tokens
     }
 
-    /// What prefix reuse compares: the tokens and the drafts after them, where tokens of images tell which image it is.
+    /// Reuse keys of the tokens and of the drafts behind them. A key of an image token tells the image.
     #[inline]
     pub(super) fn keys(&self) -> &[TokenId] {
         match self.has_images {

@@ -52,6 +52,12 @@ pub(crate) enum PatchOrder {
 }
 
 impl PatchLayout {
+    /// Patches of this side, row after row.
+    pub fn rows(side: usize) -> Self {
+        let order = PatchOrder::Rows;
+        Self { side, order }
+    }
+
     /// The values of all tiles and the patches of each. Pixels beyond the last whole patch are left out.
     pub fn cut(
         &self,

@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// What decoders need besides the image, in bytes: tables, and blocks of a compressed stream.
+/// Bytes of a decoder beside the image: tables, and blocks of a compressed stream.
 const NUM_FIXED_BYTES: usize = 4 << 20;
 const MAX_BYTES_PER_PIXEL: usize = 20;
 

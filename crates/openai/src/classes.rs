@@ -7,7 +7,7 @@ use crate::fields::{CLASSIFY, Field};
 use crate::generation::{floats, texts};
 use crate::input::inputs;
 use crate::names::Names;
-use crate::pooled::{MAX_TEXTS, Output, Pooled, Texts, num_tokens, sound, usage};
+use crate::pooled::{MAX_TEXTS, Output, Pooled, Texts, descending, num_tokens, sound, usage};
 use crate::protocol::ModelInferResponse;
 use crate::{Error, ids};
 
@@ -68,10 +68,8 @@ impl Pooled for Classify {
 impl Classes {
     /// The classes with their probabilities, the most probable first.
     pub fn ranked(&self) -> impl Iterator<Item = (&str, f32)> {
-        let mut indices: Vec<_> = (0..self.probs.len()).collect();
-        indices.sort_by(|&a, &b| self.probs[b].total_cmp(&self.probs[a]));
         let class = |index: usize| (self.labels[index].as_str(), self.probs[index]);
-        indices.into_iter().map(class)
+        descending(&self.probs).into_iter().map(class)
     }
 }
 
@@ -96,7 +94,7 @@ impl Output for Classes {
     }
 }
 
-/// Classes with their probabilities, of a text of so many tokens.
+/// Classes of a text with `num_tokens` tokens, each with its probability.
 #[cfg(test)]
 pub fn classes(classes: &[(&str, f32)], num_tokens: u32) -> Classes {
     Classes {

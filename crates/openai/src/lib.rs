@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `server.rs` | the paths, the limits, and what all endpoints share |
 //! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `classes.rs`, `scores.rs`, `rerank.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
-//! | `endpoint.rs`, `pooled.rs` | the interface of an endpoint of conversations, and of one of models that generate nothing |
+//! | `endpoint.rs`, `pooled.rs` | the interfaces of conversations, and of pooling models |
 //! | `anthropic/` | Anthropic's Messages API |
 //! | `tei/` | the API of Text Embeddings Inference |
 //! | `adapters.rs` | names of models with adapters |

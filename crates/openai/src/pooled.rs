@@ -1,4 +1,4 @@
-//! Endpoints of models that generate nothing: each text of a request, or pair of texts, is a request to Triton.
+//! Endpoints of pooling models: each text of a request, or pair of texts, is a request to Triton.
 
 use serde_json::{Map, Value, json};
 
@@ -40,7 +40,7 @@ pub trait Pooled: Sized {
     fn answer(&self, id: &str, model: &str, outputs: Vec<Self::Output>) -> Value;
 }
 
-/// The output of a model that generates nothing, for a text.
+/// The output of a pooling model for a text.
 pub trait Output: Sized {
     /// The `task` of a model that gives it.
     const TASK: &'static str;
@@ -153,6 +153,13 @@ impl Texts {
         };
         prompt.into_message(outputs)
     }
+}
+
+/// The indices of numbers, the highest first, and of equal ones the earliest.
+pub fn descending(numbers: &[f32]) -> Vec<usize> {
+    let mut indices: Vec<_> = (0..numbers.len()).collect();
+    indices.sort_by(|&a, &b| numbers[b].total_cmp(&numbers[a]));
+    indices
 }
 
 /// The usage of a request in OpenAI's form: the tokens of all texts.

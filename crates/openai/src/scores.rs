@@ -7,7 +7,7 @@ use crate::fields::{Field, SCORE};
 use crate::generation::floats;
 use crate::input::{Input, texts};
 use crate::names::Names;
-use crate::pooled::{MAX_TEXTS, Output, Pooled, Texts, num_tokens, sound, usage};
+use crate::pooled::{MAX_TEXTS, Output, Pooled, Texts, descending, num_tokens, sound, usage};
 use crate::protocol::ModelInferResponse;
 use crate::{Error, ids};
 
@@ -84,12 +84,11 @@ impl Output for Score {
 
 /// The indices of scores, the highest first, and of equal ones the earliest.
 pub fn ranked(scores: &[Score]) -> Vec<usize> {
-    let mut indices: Vec<_> = (0..scores.len()).collect();
-    indices.sort_by(|&a, &b| scores[b].score.total_cmp(&scores[a].score));
-    indices
+    let numbers: Vec<_> = scores.iter().map(|score| score.score).collect();
+    descending(&numbers)
 }
 
-/// A score of a text of so many tokens.
+/// The score of a text with `num_tokens` tokens.
 #[cfg(test)]
 pub fn score(score: f32, num_tokens: u32) -> Score {
     Score { score, num_tokens }

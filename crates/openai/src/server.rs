@@ -490,7 +490,7 @@ async fn input_items(
     })))
 }
 
-/// The answer of a model that generates nothing.
+/// The answer of a pooling model.
 async fn pooled<P: Pooled>(
     State(server): State<Arc<Server>>,
     request: Request,
@@ -500,7 +500,7 @@ async fn pooled<P: Pooled>(
     server.pool::<P>(triton, content, body).await
 }
 
-/// The answer of a model that generates nothing, with errors of another form than OpenAI's.
+/// The answer of a pooling model, with errors of another form than OpenAI's.
 async fn worded<P: Pooled, E: From<Error>>(
     server: State<Arc<Server>>,
     request: Request,
@@ -516,11 +516,9 @@ async fn rerank(
 ) -> Result<Result<Response, Refusal>, Error> {
     let triton = server.triton_for(&request);
     let (content, body) = server.content(request).await?;
-    if body.has("texts") {
-        let answer = server.pool::<tei::rerank::Rerank>(triton, content, body);
-        Ok(answer.await.map_err(Into::into))
-    } else {
-        Ok(Ok(server.pool::<Rerank>(triton, content, body).await?))
+    match body.has("texts") {
+        true => Ok(server.rank_texts(triton, content, body).await),
+        false => Ok(Ok(server.pool::<Rerank>(triton, content, body).await?)),
     }
 }
 
@@ -532,8 +530,7 @@ async fn of_only_model(
     let triton = server.triton_for(&request);
     let (content, body) = server.content(request).await?;
     if body.has("texts") {
-        let answer = server.pool::<tei::rerank::Rerank>(triton, content, body);
-        return Ok(answer.await?);
+        return server.rank_texts(triton, content, body).await;
     }
     let models = server.models_of(server.triton.models().await?).await;
     let has_task = |task| models.iter().any(|model| model.has_task(task));
@@ -714,7 +711,18 @@ impl Server {
         Ok((bytes, body))
     }
 
-    /// Has a model that generates nothing compute the texts of a request, several at once. Their messages are made one
+    /// The texts of a request of Text Embeddings Inference, in the order of their relevance.
+    async fn rank_texts(
+        &self,
+        triton: Triton,
+        content: Content,
+        body: Body,
+    ) -> Result<Response, Refusal> {
+        let answer = self.pool::<tei::rerank::Rerank>(triton, content, body);
+        Ok(answer.await?)
+    }
+
+    /// Has a pooling model compute the texts of a request, several at once. Their messages are made one
     /// after the other, since all together may be much larger than the body.
     async fn pool<P: Pooled>(
         &self,

@@ -50,7 +50,7 @@ const OF_OTHERS: &[&str] = &[
     "video_token",
 ];
 
-/// What a processor is read from. Fields are taken, and [`Self::finish`] refuses those that are left.
+/// The files of a processor. Fields are taken, and [`Self::finish`] refuses any that are left.
 pub struct ProcessorFiles {
     /// The class of the image processor, without the ending `Fast`.
     pub class: String,

@@ -6,7 +6,7 @@ use inflight_base::LoadError;
 use super::files::{CENTRED, ProcessorFiles};
 use super::{ImageProcessor, Tiling};
 use crate::error::ImageError;
-use crate::patches::{PatchLayout, PatchOrder};
+use crate::patches::PatchLayout;
 use crate::pixels::Pixels;
 use crate::prompt::ImagePrompt;
 use crate::resizing::{Filter, resize};
@@ -51,10 +51,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
         placeholder: start.clone(),
         image_token,
         normalisation,
-        layout: PatchLayout {
-            side: patch_side,
-            order: PatchOrder::Rows,
-        },
+        layout: PatchLayout::rows(patch_side),
         tiling: Box::new(Gemma3 {
             filter,
             size,

@@ -49,23 +49,24 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let start = files.required_token("boi_token")?;
     let end = files.required_token("eoi_token")?;
     files.finish()?;
-    Ok(ImageProcessor {
-        placeholder: image_token.clone(),
+    let layout = PatchLayout {
+        side: patch_side,
+        order: PatchOrder::ChannelsLast,
+    };
+    let tiling = Gemma4 {
+        filter,
+        max_tokens,
+        patch_side,
+        pooling,
+        start,
+        end,
+    };
+    Ok(ImageProcessor::new(
         image_token,
         normalisation,
-        layout: PatchLayout {
-            side: patch_side,
-            order: PatchOrder::ChannelsLast,
-        },
-        tiling: Box::new(Gemma4 {
-            filter,
-            max_tokens,
-            patch_side,
-            pooling,
-            start,
-            end,
-        }),
-    })
+        layout,
+        tiling,
+    ))
 }
 
 impl Gemma4 {

@@ -6,7 +6,7 @@ use inflight_base::LoadError;
 use super::files::{CENTRED, ProcessorFiles};
 use super::{ImageProcessor, Tiling, check_tiles};
 use crate::error::ImageError;
-use crate::patches::{PatchLayout, PatchOrder};
+use crate::patches::PatchLayout;
 use crate::pixels::Pixels;
 use crate::prompt::ImagePrompt;
 use crate::resizing::{Filter, resize};
@@ -56,10 +56,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
         placeholder: IMAGE_TOKEN.to_owned(),
         image_token: IMAGE_TOKEN.to_owned(),
         normalisation,
-        layout: PatchLayout {
-            side: patch_side,
-            order: PatchOrder::Rows,
-        },
+        layout: PatchLayout::rows(patch_side),
         tiling: Box::new(Idefics3 {
             filter,
             longest_edge,

@@ -6,7 +6,7 @@ use inflight_base::LoadError;
 use super::files::{CLIP, ProcessorFiles};
 use super::{ImageProcessor, Tiling, check_tiles};
 use crate::error::ImageError;
-use crate::patches::{PatchLayout, PatchOrder};
+use crate::patches::PatchLayout;
 use crate::pixels::Pixels;
 use crate::prompt::ImagePrompt;
 use crate::resizing::{Filter, resize};
@@ -48,7 +48,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     if (num_patches as f64 * downsampling * downsampling) as usize != tokens_per_tile {
         return Err(files.processor.error(&format!(
             "image_seq_length is {tokens_per_tile}, but tiles of {} x {} pixels with patches of {patch_side} and the \
-             downsample ratio {downsampling} do not have so many tokens",
+             downsample ratio {downsampling} have another number of tokens",
             tile.0, tile.1
         )));
     }
@@ -59,24 +59,22 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
         token("end_image_token", "</img>"),
     );
     files.finish()?;
-    Ok(ImageProcessor {
-        placeholder: image_token.clone(),
+    let layout = PatchLayout::rows(patch_side);
+    let tiling = InternVl {
+        filter,
+        tile,
+        min_tiles,
+        max_tiles,
+        tokens_per_tile,
+        start,
+        end,
+    };
+    Ok(ImageProcessor::new(
         image_token,
         normalisation,
-        layout: PatchLayout {
-            side: patch_side,
-            order: PatchOrder::Rows,
-        },
-        tiling: Box::new(InternVl {
-            filter,
-            tile,
-            min_tiles,
-            max_tiles,
-            tokens_per_tile,
-            start,
-            end,
-        }),
-    })
+        layout,
+        tiling,
+    ))
 }
 
 impl InternVl {

@@ -7,7 +7,7 @@ use super::files::{CENTRED, ProcessorFiles};
 use super::{ImageProcessor, Tiling, check_tiles};
 use crate::error::ImageError;
 use crate::normalisation::Normalisation;
-use crate::patches::{PatchLayout, PatchOrder};
+use crate::patches::PatchLayout;
 use crate::pixels::{NUM_CHANNELS, Pixels};
 use crate::prompt::ImagePrompt;
 use crate::resizing::{Filter, resize};
@@ -78,10 +78,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
         placeholder,
         image_token: "<|patch|>".to_owned(),
         normalisation,
-        layout: PatchLayout {
-            side: patch_side,
-            order: PatchOrder::Rows,
-        },
+        layout: PatchLayout::rows(patch_side),
         tiling: Box::new(Llama4 {
             filter,
             side,

@@ -9,7 +9,7 @@ use super::files::{CENTRED, CLIP, ProcessorFiles};
 use super::{ImageProcessor, Tiling, check_ratio, check_square};
 use crate::error::ImageError;
 use crate::normalisation::{Normalisation, colour_of};
-use crate::patches::{PatchLayout, PatchOrder};
+use crate::patches::PatchLayout;
 use crate::pixels::{NUM_CHANNELS, Pixels};
 use crate::prompt::ImagePrompt;
 use crate::resizing::{Filter, resize, resize_part};
@@ -89,23 +89,21 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let patch_side = features.patch_side;
     let image_token = features.image_token.clone();
     files.finish()?;
-    Ok(ImageProcessor {
-        placeholder: image_token.clone(),
+    let layout = PatchLayout::rows(patch_side);
+    let tiling = Llava {
+        filter,
+        size,
+        crop,
+        padding: is_padded.then(|| colour_of(scales)),
+        patch_side,
+        features,
+    };
+    Ok(ImageProcessor::new(
         image_token,
         normalisation,
-        layout: PatchLayout {
-            side: patch_side,
-            order: PatchOrder::Rows,
-        },
-        tiling: Box::new(Llava {
-            filter,
-            size,
-            crop,
-            padding: is_padded.then(|| colour_of(scales)),
-            patch_side,
-            features,
-        }),
-    })
+        layout,
+        tiling,
+    ))
 }
 
 impl Features {

@@ -9,7 +9,7 @@ use super::files::{CLIP, ProcessorFiles};
 use super::llava::Features;
 use super::{ImageProcessor, Tiling};
 use crate::error::ImageError;
-use crate::patches::{PatchLayout, PatchOrder};
+use crate::patches::PatchLayout;
 use crate::pixels::Pixels;
 use crate::prompt::ImagePrompt;
 use crate::resizing::Filter;
@@ -57,20 +57,18 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let side_in_patches = files.patches_in(size.0, patch_side)?;
     let image_token = features.image_token.clone();
     files.finish()?;
-    Ok(ImageProcessor {
-        placeholder: image_token.clone(),
+    let layout = PatchLayout::rows(patch_side);
+    let tiling = LlavaNext {
+        resolution,
+        features,
+        side_in_patches,
+    };
+    Ok(ImageProcessor::new(
         image_token,
         normalisation,
-        layout: PatchLayout {
-            side: patch_side,
-            order: PatchOrder::Rows,
-        },
-        tiling: Box::new(LlavaNext {
-            resolution,
-            features,
-            side_in_patches,
-        }),
-    })
+        layout,
+        tiling,
+    ))
 }
 
 impl Tiling for LlavaNext {

@@ -10,7 +10,7 @@ use super::files::{CLIP, ProcessorFiles};
 use super::{ImageProcessor, Tiling, check_square};
 use crate::error::ImageError;
 use crate::normalisation::{Normalisation, colour_of};
-use crate::patches::{PatchLayout, PatchOrder};
+use crate::patches::PatchLayout;
 use crate::pixels::{NUM_CHANNELS, Pixels};
 use crate::prompt::ImagePrompt;
 use crate::resizing::{Filter, resize};
@@ -75,22 +75,20 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     }
     let image_token = files.token("image_token").unwrap_or(image_token);
     files.finish()?;
-    Ok(ImageProcessor {
-        placeholder: image_token.clone(),
+    let layout = PatchLayout::rows(patch_side);
+    let tiling = LlavaOnevision {
+        resolution,
+        side_in_patches,
+        max_tiles,
+        is_first_dropped,
+        padding: colour_of(scales),
+    };
+    Ok(ImageProcessor::new(
         image_token,
         normalisation,
-        layout: PatchLayout {
-            side: patch_side,
-            order: PatchOrder::Rows,
-        },
-        tiling: Box::new(LlavaOnevision {
-            resolution,
-            side_in_patches,
-            max_tiles,
-            is_first_dropped,
-            padding: colour_of(scales),
-        }),
-    })
+        layout,
+        tiling,
+    ))
 }
 
 impl Tiling for LlavaOnevision {

@@ -88,9 +88,9 @@ pub struct ImageProcessor {
 /// An image that is ready for a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProcessedImage {
-    /// What the vision tower reads.
+    /// The input of the vision tower.
     pub patches: ImagePatches,
-    /// What replaces the image's placeholder in the prompt.
+    /// The text and the tokens in place of the image's placeholder.
     pub prompt: ImagePrompt,
     /// Rows and columns of pixels before the image was resized. Models that remove the padding of an image need them.
     pub size: (usize, usize),
@@ -165,6 +165,22 @@ fn check_square((height, width): (usize, usize)) -> Result<(), ImageError> {
 }
 
 impl ImageProcessor {
+    /// A processor whose placeholder in a prompt is the token of an image's rows.
+    fn new(
+        image_token: String,
+        normalisation: Normalisation,
+        layout: PatchLayout,
+        tiling: impl Tiling + 'static,
+    ) -> Self {
+        Self {
+            placeholder: image_token.clone(),
+            image_token,
+            normalisation,
+            layout,
+            tiling: Box::new(tiling),
+        }
+    }
+
     /// Reads the processor of a checkpoint in a folder: `config.json`, `preprocessor_config.json`,
     /// `processor_config.json` and `tokenizer_config.json`.
     ///

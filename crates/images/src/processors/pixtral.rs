@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::files::{CLIP, ProcessorFiles};
 use super::{ImageProcessor, Tiling};
 use crate::error::ImageError;
-use crate::patches::{PatchLayout, PatchOrder};
+use crate::patches::PatchLayout;
 use crate::pixels::Pixels;
 use crate::prompt::ImagePrompt;
 use crate::resizing::{Filter, resize};
@@ -53,22 +53,20 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
         )));
     }
     files.finish()?;
-    Ok(ImageProcessor {
-        placeholder: image_token.clone(),
+    let layout = PatchLayout::rows(patch_side);
+    let tiling = Pixtral {
+        filter,
+        max_size,
+        side: patch_side * merge,
+        row_end,
+        end,
+    };
+    Ok(ImageProcessor::new(
         image_token,
         normalisation,
-        layout: PatchLayout {
-            side: patch_side,
-            order: PatchOrder::Rows,
-        },
-        tiling: Box::new(Pixtral {
-            filter,
-            max_size,
-            side: patch_side * merge,
-            row_end,
-            end,
-        }),
-    })
+        layout,
+        tiling,
+    ))
 }
 
 impl Pixtral {

@@ -45,22 +45,23 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     let image_token = files.token("image_token");
     let image_token = image_token.unwrap_or_else(|| "<|image_pad|>".to_owned());
     files.finish()?;
-    Ok(ImageProcessor {
-        placeholder: image_token.clone(),
+    let layout = PatchLayout {
+        side: patch_side,
+        order: PatchOrder::Squares { merge, temporal },
+    };
+    let tiling = QwenVl {
+        filter,
+        patch_side,
+        merge,
+        min_pixels,
+        max_pixels,
+    };
+    Ok(ImageProcessor::new(
         image_token,
         normalisation,
-        layout: PatchLayout {
-            side: patch_side,
-            order: PatchOrder::Squares { merge, temporal },
-        },
-        tiling: Box::new(QwenVl {
-            filter,
-            patch_side,
-            merge,
-            min_pixels,
-            max_pixels,
-        }),
-    })
+        layout,
+        tiling,
+    ))
 }
 
 impl QwenVl {

@@ -161,7 +161,7 @@ impl<M: GemmaMarks> Reader<M> {
     }
 }
 
-/// What follows a value: another one, behind a comma, or the end of them all.
+/// The rest behind a value: the next value, behind a comma, or the closing bracket.
 fn behind_separator(text: &str, end: char) -> Option<&str> {
     let text = text.trim_start();
     match text.strip_prefix(',') {

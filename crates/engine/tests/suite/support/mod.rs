@@ -27,7 +27,7 @@ use inflight_sampling::{
 /// Token ids are below this. The last one is the end id.
 pub const VOCAB_SIZE: TokenId = 16;
 pub const END_ID: TokenId = VOCAB_SIZE - 1;
-/// What stands for each token of an image.
+/// The placeholder token of images.
 pub const IMAGE_TOKEN: TokenId = 1;
 
 /// A test request.
