@@ -265,11 +265,26 @@ impl ActiveSequences {
         chunk: Range<Tokens>,
         is_whole: bool,
     ) -> Option<Tokens> {
-        let images = self.images.as_mut()?;
         let of_prompt = self.table[slot].tokens().images();
-        let mut within = of_prompt.within(chunk.clone());
-        let missing = within.find(|span| !images.take(&span.image, is_whole))?;
-        Some(missing.position.max(chunk.start))
+        self.images
+            .as_mut()?
+            .take_within(of_prompt, chunk, is_whole)
+    }
+
+    /// [`ActiveSequences::take_images`] for an entry of the queue.
+    pub(super) fn take_images_of_queued(
+        &mut self,
+        entry: QueueEntry,
+        chunk: Range<Tokens>,
+        is_whole: bool,
+    ) -> Option<Tokens> {
+        let of_prompt = match entry {
+            QueueEntry::Paused(slot) => self.table[slot].tokens().images(),
+            QueueEntry::Waiting(arrival) => &self.queue.waiting(arrival).images,
+        };
+        self.images
+            .as_mut()?
+            .take_within(of_prompt, chunk, is_whole)
     }
 
     /// The pages of adapters in flight.

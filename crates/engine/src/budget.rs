@@ -13,6 +13,8 @@
 //!                          |g|c c c c|    c c c c        - - - |   block fits
 //! ```
 
+use std::ops::Range;
+
 use crate::{ContextChunkPolicy, EngineConfig};
 use inflight_base::{BlockSize, SeqSlot, Tokens};
 
@@ -66,9 +68,9 @@ impl ContextChunk {
         self.start
     }
 
-    /// Where it ends.
-    pub(super) fn end(&self) -> Tokens {
-        self.start + self.len
+    /// Its positions in the context.
+    pub(super) fn positions(&self) -> Range<Tokens> {
+        self.start..self.start + self.len
     }
 
     /// Ends it at `end` or, if that leaves anything, where a block ends before that.

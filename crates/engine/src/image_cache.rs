@@ -8,8 +8,9 @@
 //! the step needs. An image evicted before its context is complete is encoded again.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use crate::image::Image;
+use crate::image::{Image, PromptImages};
 use crate::image_limits::ImageLimits;
 use crate::image_plan::{ImageMove, ImageSlot};
 use inflight_base::Tokens;
@@ -93,6 +94,19 @@ impl ImageCache {
         let image = image.clone();
         self.moves.push(ImageMove::Encode { slot, image });
         true
+    }
+
+    /// [Takes](Self::take) the images of a prompt at the positions `chunk`. Returns where the first one begins that the
+    /// step does not have; `None`: it has all.
+    pub(super) fn take_within(
+        &mut self,
+        of_prompt: &PromptImages,
+        chunk: Range<Tokens>,
+        is_whole: bool,
+    ) -> Option<Tokens> {
+        let mut within = of_prompt.within(chunk.clone());
+        let missing = within.find(|span| !self.take(&span.image, is_whole))?;
+        Some(missing.position.max(chunk.start))
     }
 
     /// Where the rows of an image are that the step has [taken](Self::take).

@@ -76,8 +76,12 @@ impl Scheduler {
         let Some(any_paused) = make_room(scope, micro_batch) else {
             return;
         };
+        if let Some(images) = scope.active.images_mut() {
+            images.begin_step();
+        }
         let mut budget = TokenBudget::new(scope.config);
         self.schedule_running(scope, micro_batch, &mut budget);
+        self.take_images(scope);
         self.admit_waiting(scope, micro_batch, &mut budget, any_paused);
         budget.distribute(&mut self.contexts);
         self.take_images(scope);
@@ -183,6 +187,7 @@ impl Scheduler {
             return;
         }
         let may_wait = !is_lockstep && capacity::may_wait_for_reuse(config.policy);
+        let is_whole = !config.is_context_chunked();
         // Micro-batches are kept at about equal sizes.
         let max_running = active
             .len()
@@ -238,6 +243,14 @@ impl Scheduler {
             if chunk.is_none() && !is_lockstep {
                 return;
             }
+            // One that has blocks but computes nothing would be in the way of others. A batch in lockstep needs all.
+            if let Some(chunk) = &chunk
+                && !is_lockstep
+                && let Some(end) = active.take_images_of_queued(entry, chunk.positions(), is_whole)
+                && (is_whole || end == chunk.start())
+            {
+                return;
+            }
             let speculation = config.speculation.as_ref();
             let slot = active.start(entry, micro_batch, speculation, scope.events);
             assert_eq!(
@@ -258,14 +271,9 @@ impl Scheduler {
     /// is missing. The first context always has the image that its chunk begins with or comes to first.
     fn take_images(&mut self, scope: &mut Scope<'_>) {
         let Scope { config, active, .. } = scope;
-        let Some(images) = active.images_mut() else {
-            return;
-        };
-        images.begin_step();
         let is_whole = !config.is_context_chunked();
         self.contexts.retain_mut(|(slot, chunk)| {
-            let positions = chunk.start()..chunk.end();
-            match active.take_images(*slot, positions, is_whole) {
+            match active.take_images(*slot, chunk.positions(), is_whole) {
                 None => true,
                 Some(_) if is_whole => false,
                 Some(end) => {
@@ -382,9 +390,7 @@ impl Scheduler {
         for &(slot, chunk) in &self.contexts {
             if let Some(images) = scope.active.images() {
                 let of_prompt = scope.active.sequence(slot).tokens().images();
-                step.push_image_rows(of_prompt, chunk.start()..chunk.end(), |image| {
-                    images.slot(image)
-                });
+                step.push_image_rows(of_prompt, chunk.positions(), |image| images.slot(image));
             }
             let (sequence, kv) = scope.active.sequence_mut(slot);
             if has_snapshots {

@@ -129,6 +129,24 @@ fn a_context_that_is_not_cut_has_all_its_images_in_its_step() {
 }
 
 #[test]
+fn a_request_whose_image_has_no_room_waits_in_the_queue() {
+    for enable_chunked_context in [false, true] {
+        let mut world = World::new(EngineConfig {
+            enable_chunked_context,
+            max_num_tokens: Tokens(64),
+            ..config(4, 7)
+        });
+        world.add(request(20, &[(0, 1)])).expect("it fits");
+        let second = world.add(request(20, &[(0, 2)])).expect("it fits");
+        world.step();
+        assert!(!world.streams[&second].admitted, "it would hold blocks");
+        world.step();
+        assert!(world.streams[&second].admitted);
+        world.run_to_end();
+    }
+}
+
+#[test]
 fn prompts_share_blocks_with_equal_images_only() {
     let reused = |first: &[(u32, u128)], second: &[(u32, u128)], reuse| {
         let mut world = World::new(EngineConfig {
