@@ -17,6 +17,7 @@ use crate::driver::watched::{Driver, LoadedDriver, WatchContext, WatchedDriver};
 use crate::model::Model;
 use crate::observe::observer::Observer;
 use crate::request::admission::{Admission, Warned};
+use crate::request::images::ImageReader;
 use crate::request::preparer::Preparer;
 use crate::request::prompt::{KeptPart, PromptEncoder};
 use crate::response::answer::ClassForm;
@@ -190,6 +191,12 @@ fn load_driver(
             },
             judges_pairs: settings.is_original_qwen3_reranker,
             padding: spec.and_then(ModelSpec::padding),
+            images: match (&model.images, tokenizer) {
+                (Some(processor), Some(tokenizer)) => {
+                    Some(ImageReader::new(processor.clone(), tokenizer, settings)?)
+                }
+                _ => None,
+            },
         },
         post_processors: model.post_processors.clone(),
         guides: model.guides.clone(),

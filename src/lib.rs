@@ -31,6 +31,7 @@ mod advice;
 mod batch_strategy;
 mod driver;
 mod entry;
+mod image_source;
 mod implementation;
 mod instance;
 mod model;

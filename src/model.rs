@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::batch_strategy::BatchStrategy;
 use crate::driver::stops::StopBoard;
+use crate::image_source::open_images;
 use crate::model_load::ModelLoad;
 use crate::observe::metrics::{MetricsShare, SharedMetrics};
 use crate::request::RequestOptions;
@@ -16,6 +17,7 @@ use crate::text_source::TextSource;
 use inflight_base::LoadError;
 use inflight_config::{AutoComplete, InputKind, ModelConfig, RunnerKind, Settings, check_server};
 use inflight_guidance::Compiler;
+use inflight_images::ImageProcessor;
 use inflight_manager::sizing::{ConfiguredModel, open_model_source};
 use inflight_manager::{AdapterFolders, AdapterLimits, AdapterStore};
 use inflight_post_processors::PostProcessors;
@@ -37,6 +39,8 @@ pub struct Model {
     pub recommended: RequestOptions,
     /// Its tokenizer; `None` if it takes and returns token ids only.
     pub text: Option<TextParts>,
+    /// The processor of its images; `None` if it takes none.
+    pub images: Option<Arc<ImageProcessor>>,
     /// The logits post-processors that its requests may name.
     pub post_processors: Arc<PostProcessors>,
     /// Compiles the guides of its requests; `None` without logits or text.
@@ -75,7 +79,7 @@ impl Model {
             true => AutoComplete::Enabled,
             false => AutoComplete::Disabled,
         };
-        let config = match ModelConfig::complete(&given, text_source.has_tokenizer()) {
+        let completed = match ModelConfig::complete(&given, text_source.has_tokenizer()) {
             Some(completed) if auto_complete == AutoComplete::Enabled => {
                 if let (None | Some(0), Some(slots @ 1..)) = (slots(&given), slots(&completed)) {
                     log::warn!(
@@ -89,9 +93,9 @@ impl Model {
             _ => given,
         };
         if let Some(version) = handle.server_version()? {
-            check_server(&config, version)?;
+            check_server(&completed, version)?;
         }
-        for warning in ModelConfig::warnings(&config) {
+        for warning in ModelConfig::warnings(&completed) {
             log::warn!("{name}: {warning}");
         }
         if settings.runner != RunnerKind::Synthetic
@@ -103,8 +107,16 @@ impl Model {
                  'expected 1 inputs but got 0'"
             );
         }
-        let mut config = ModelConfig::parse(&config, auto_complete)?;
+        let mut config = ModelConfig::parse(&completed, auto_complete)?;
         let source = open_model_source(&mut config, &folder, version)?;
+        let (source, images) = match source {
+            Some(source) => {
+                let is_on_one_cpu = is_on_one_cpu(&completed, &config.settings);
+                let (source, images) = open_images(&name, source, &config.settings, is_on_one_cpu)?;
+                (Some(source), images)
+            }
+            None => (None, None),
+        };
         let weight_cache = config.settings.weight_cache_path(&folder, &name, version);
         let mode = config.settings.weight_cache_mode;
         let source = match weight_cache {
@@ -153,6 +165,7 @@ impl Model {
             source,
             recommended,
             text,
+            images,
         })
     }
 
@@ -180,6 +193,16 @@ fn parse_json(text: &str) -> Result<Value, Error> {
 /// Requests that Triton holds in slots.
 fn slots(config: &Value) -> Option<u64> {
     config.get("max_batch_size").and_then(Value::as_u64)
+}
+
+/// Whether the instances of a model are on CPUs, and each is one process.
+fn is_on_one_cpu(config: &Value, settings: &Settings) -> bool {
+    let groups = config.get("instance_group").and_then(Value::as_array);
+    let is_on_gpu = |group: &Value| group.get("kind").is_some_and(|kind| kind == "KIND_GPU");
+    let is_on_gpu = groups.is_some_and(|groups| groups.iter().any(is_on_gpu));
+    !is_on_gpu
+        && settings.gpu_device_ids.is_empty()
+        && settings.tensor_parallel_size * settings.pipeline_parallel_size == 1
 }
 
 /// The options of generation_config.json, if requests are to take them.

@@ -29,7 +29,7 @@ use crate::response::answer_memory::{AnswerMemory, Needs};
 use crate::response::text_stream::{BeamText, ReplyRules, TextRules, TextStream};
 use inflight_base::{ClientId, RequestError, SequenceId, TokenId, Tokens};
 use inflight_config::{ClientCompatibility, ModelConfig, OutputKind, SpeculationKind, Task};
-use inflight_engine::{NewRequest, PromptImages};
+use inflight_engine::NewRequest;
 use inflight_guidance::{Compilation, Compiler, GuideSpec};
 use inflight_manager::{AdapterLoad, AdapterStore, AdapterUpload};
 use inflight_post_processors::{PostProcessors, ProcessedRequest};
@@ -146,7 +146,14 @@ impl Admission {
             Some(turn) => &turn.context,
         };
         let arrived = arrival.prompt?;
-        let prompt = self.encoder.encode(&arrived, &options, context)?;
+        let images = std::mem::take(&mut arrival.images);
+        let prompt = self.encoder.encode(&arrived, &images, &options, context)?;
+        if arrival.turn.is_some() && !prompt.images.is_empty() {
+            return Err(Error::invalid(
+                "images: a turn of a conversation has none; send all of the conversation in messages to a model without \
+                 conversations",
+            ));
+        }
         let num_prompt_tokens = prompt.ids.len();
         if let ArrivedPrompt::Text(text) = &arrived
             && context.is_empty()
@@ -283,7 +290,7 @@ impl Admission {
             id: SequenceId::default(),
             client_id: options.client_id,
             prompt: prompt.ids.into(),
-            images: PromptImages::default(),
+            images: prompt.images,
             second_text: prompt.second_text,
             stop: StopRule {
                 max_new_tokens: Tokens(max_new_tokens),

@@ -44,8 +44,9 @@ const NAMED_ADAPTERS: Handling = Refused(
 );
 const NO_PROMPT_TABLE: Handling =
     Refused("prompt embeddings are not supported; prompts are text or token ids");
-const NO_PICTURES: Handling =
-    Refused("images and videos are not supported; prompts are text or token ids");
+const NO_VIDEOS: Handling = Refused(
+    "videos, and images that were processed elsewhere, are not supported; send frames or files in 'images'",
+);
 const NO_ENCODER: Handling =
     Refused("encoder-decoder models are not supported; put the whole prompt into the input");
 const NO_DISAGGREGATION: Handling =
@@ -83,14 +84,10 @@ pub(super) const FOREIGN: &[ForeignField] = &[
     field("lora_id", NAMED_ADAPTERS),
     field("lora_path", NAMED_ADAPTERS),
     field("lora_ckpt_source", NAMED_ADAPTERS),
-    field("image", NO_PICTURES),
-    field("image_input", NO_PICTURES),
-    field("image_bytes_input", NO_PICTURES),
-    field("image_url_input", NO_PICTURES),
-    field("image_url", NO_PICTURES),
-    field("video_bytes_input", NO_PICTURES),
-    field("mrope_rotary_cos_sin", NO_PICTURES),
-    field("mrope_position_deltas", NO_PICTURES),
+    field("image_input", NO_VIDEOS),
+    field("video_bytes_input", NO_VIDEOS),
+    field("mrope_rotary_cos_sin", NO_VIDEOS),
+    field("mrope_position_deltas", NO_VIDEOS),
     field("encoder_input_features", NO_ENCODER),
     field("encoder_output_lengths", NO_ENCODER),
     field("decoder_text_input", NO_ENCODER),

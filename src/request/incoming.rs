@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::request::adapter_tensors::{self, is_adapter_tensor};
 use crate::request::foreign_fields::{foreign, is_unread};
+use crate::request::images::{ArrivedImages, IMAGE_INPUTS, ImageReader};
 use crate::request::option_sizes::OptionSizes;
 use crate::request::option_tensors::option_of;
 use crate::request::options::{self, RequestOptions};
@@ -19,6 +20,9 @@ use inflight_base::{ClientId, RequestError, TokenId};
 use inflight_config::{InputKind, ModelConfig, OutputKind, Scheduling};
 use inflight_manager::{AdapterStore, AdapterUpload, UploadWriter};
 use inflight_triton::{Error, Input, OwnedInput, ParameterValue, Request, strings};
+
+/// Bytes that a request with images counts beside their size: more than the threads for small requests take.
+const MIN_IMAGE_BYTES: usize = 512 << 10;
 
 /// The parameter in which Triton's /generate passes the request id.
 const REQUEST_ID: &str = "id";
@@ -68,6 +72,9 @@ pub struct Arrival {
     pub adapter_writer: Option<UploadWriter>,
     pub(super) adapter: Option<AdapterUpload>,
     pub(super) prompt: Result<ArrivedPrompt, Error>,
+    pub(super) images: ArrivedImages,
+    /// Whether an option may have images, which takes longer than its size tells.
+    may_have_images: bool,
     options: ArrivedOptions,
     option_bytes: usize,
 }
@@ -130,7 +137,11 @@ impl RequestReader<'_> {
             None => None,
         };
         let (adapter, adapter_writer) = arriving.unzip();
+        let images = self.image_inputs(request)?;
         let (given, option_bytes) = self.given_options(request, &client_request_id)?;
+        let takes_images = self.encoder.images.is_some();
+        let may_have_images =
+            takes_images && given.iter().any(|(name, it)| may_have_images(name, it));
         let mut options = ArrivedOptions::Given(given);
         let prompt = match prompt_input(self.config.input, request) {
             Err(error) => Err(error),
@@ -151,6 +162,8 @@ impl RequestReader<'_> {
             adapter_writer,
             adapter,
             prompt,
+            images,
+            may_have_images,
             options,
             option_bytes,
         })))
@@ -193,7 +206,7 @@ impl RequestReader<'_> {
 
     /// Whether a request stops the one in flight with its request id, instead of asking for tokens.
     fn asks_to_stop(self, request: &Request) -> Result<bool, Error> {
-        let mut sizes = OptionSizes::new(self.encoder.vocab_size);
+        let mut sizes = self.option_sizes();
         // A string never stops a request, so strings are not read.
         for parameter in request.parameters(|_| 0)? {
             sizes.add(0)?;
@@ -212,14 +225,37 @@ impl RequestReader<'_> {
         Ok(false)
     }
 
+    /// The tensors of images, if the model takes images.
+    fn image_inputs(self, request: &Request) -> Result<ArrivedImages, Error> {
+        let mut images = ArrivedImages::default();
+        let Some(reader) = &self.encoder.images else {
+            return Ok(images);
+        };
+        for input in self.option_inputs(request)? {
+            if IMAGE_INPUTS.contains(&input.name()) {
+                images.add(&input, reader.max_bytes())?;
+            }
+        }
+        Ok(images)
+    }
+
+    /// The limits of options.
+    fn option_sizes(self) -> OptionSizes {
+        let images = self.encoder.images.as_ref();
+        OptionSizes::new(
+            self.encoder.vocab_size,
+            images.map_or(0, ImageReader::max_bytes),
+        )
+    }
+
     /// All options of the request, from its parameters and its inputs except the prompt, and their size in bytes.
     fn given_options(
         self,
         request: &Request,
         client_request_id: &str,
     ) -> Result<(Vec<(String, GivenOption)>, usize), Error> {
-        let mut sizes = OptionSizes::new(self.encoder.vocab_size);
-        let max_bytes = OptionSizes::new(self.encoder.vocab_size);
+        let mut sizes = self.option_sizes();
+        let max_bytes = self.option_sizes();
         let mut given = Vec::new();
         for parameter in request.parameters(|name| max_bytes.max_bytes(name))? {
             let (name, value) = parameter?;
@@ -231,7 +267,9 @@ impl RequestReader<'_> {
             given.push((name.to_owned(), GivenOption::Parameter(value)));
         }
         for input in self.option_inputs(request)? {
-            if self.adapters.is_some() && is_adapter_tensor(input.name()) {
+            let is_read = self.adapters.is_some() && is_adapter_tensor(input.name())
+                || self.encoder.images.is_some() && IMAGE_INPUTS.contains(&input.name());
+            if is_read {
                 sizes.add(0)?;
                 continue;
             }
@@ -288,16 +326,25 @@ impl RequestReader<'_> {
 }
 
 impl Arrival {
-    /// The size of its options and its prompt, in bytes.
+    /// The size of its options, its prompt and its images, in bytes.
     pub fn num_bytes(&self) -> usize {
-        self.option_bytes + self.prompt.as_ref().map_or(0, ArrivedPrompt::num_bytes)
+        let prompt = self.prompt.as_ref().map_or(0, ArrivedPrompt::num_bytes);
+        self.option_bytes + prompt + self.image_bytes()
     }
 
-    /// The number of bytes to parse or tokenise. Token ids are only checked.
+    /// The number of bytes to parse, tokenise or decode. Token ids are only checked.
     pub fn num_bytes_to_read(&self) -> usize {
         match &self.prompt {
-            Ok(ArrivedPrompt::Text(text)) => self.option_bytes + text.len(),
-            _ => self.option_bytes,
+            Ok(ArrivedPrompt::Text(text)) => self.option_bytes + self.image_bytes() + text.len(),
+            _ => self.option_bytes + self.image_bytes(),
+        }
+    }
+
+    /// The size of its images. A file of a few bytes may take as long as a large one, so each counts as large.
+    fn image_bytes(&self) -> usize {
+        match self.may_have_images || !self.images.is_empty() {
+            true => self.images.num_bytes() + MIN_IMAGE_BYTES,
+            false => 0,
         }
     }
 
@@ -346,6 +393,16 @@ impl ArrivedOptions {
             Self::Given(_) => unreachable!("they were parsed above"),
         }
     }
+}
+
+/// Whether an option may have images. In JSON the word may be written by escapes.
+fn may_have_images(name: &str, option: &GivenOption) -> bool {
+    let text = match option {
+        GivenOption::Parameter(value) => value.as_str(),
+        GivenOption::Tensor(input) => std::str::from_utf8(input.bytes()).ok(),
+    };
+    let has_word = text.is_some_and(|text| text.contains("image") || text.contains("\\u"));
+    has_word || options::canonical_name(name) == Some("images")
 }
 
 /// Copies an option's tensor, unless it is too large.

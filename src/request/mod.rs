@@ -9,6 +9,7 @@ mod foreign_fields;
 mod guide_options;
 #[cfg(test)]
 mod guide_toys;
+pub mod images;
 pub mod incoming;
 mod model_checks;
 mod option_sizes;

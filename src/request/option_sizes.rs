@@ -20,15 +20,19 @@ const MAX_VALUE_BYTES: usize = 4 << 10;
 /// The options of one request, counted as they are read.
 pub struct OptionSizes {
     vocab_size: usize,
+    /// Bytes of images as base64.
+    image_bytes: usize,
     num_options: usize,
     num_bytes: usize,
 }
 
 impl OptionSizes {
-    /// Nothing counted, for a model whose token ids are below `vocab_size`.
-    pub fn new(vocab_size: u32) -> Self {
+    /// Nothing counted, for a model whose token ids are below `vocab_size`, and whose requests may have
+    /// `max_image_bytes` of images.
+    pub fn new(vocab_size: u32, max_image_bytes: usize) -> Self {
         Self {
             vocab_size: vocab_size as usize,
+            image_bytes: max_image_bytes.saturating_add(max_image_bytes / 2),
             num_options: 0,
             num_bytes: 0,
         }
@@ -39,9 +43,9 @@ impl OptionSizes {
     pub fn max_bytes(&self, name: &str) -> usize {
         match options::canonical_name(name) {
             Some("sampling_parameters" | "embedding_bias") => self.max_total(),
+            Some("messages" | "images") => MAX_DOCUMENT_BYTES.saturating_add(self.image_bytes),
             Some(
-                "messages"
-                | "tools"
+                "tools"
                 | "documents"
                 | "text_pair"
                 | "chat_template_kwargs"
@@ -84,7 +88,7 @@ impl OptionSizes {
                 "the request has more than {MAX_OPTIONS} parameters and inputs"
             )));
         }
-        let max = 2 * self.max_total();
+        let max = (2 * self.max_total()).saturating_add(self.image_bytes);
         if self.num_bytes > max {
             return Err(Error::invalid(format!(
                 "the options of the request have more than {max} bytes together"
@@ -119,7 +123,7 @@ mod tests {
 
     #[test]
     fn every_name_of_an_option_has_its_limit() {
-        let sizes = OptionSizes::new(1000);
+        let sizes = OptionSizes::new(1000, 0);
         for (name, expected) in [
             ("messages", 1 << 20),
             ("guided_decoding", 1 << 20),
@@ -132,21 +136,21 @@ mod tests {
         ] {
             assert_eq!(sizes.max_bytes(name), expected, "{name}");
         }
-        let large = OptionSizes::new(150_000);
+        let large = OptionSizes::new(150_000, 0);
         assert_eq!(large.max_bytes("embedding_bias"), 3_900_000);
         assert_eq!(large.max_bytes("messages"), 1 << 20);
     }
 
     #[test]
     fn many_options_are_refused_and_so_are_large_ones_together() {
-        let mut many = OptionSizes::new(1000);
+        let mut many = OptionSizes::new(1000, 0);
         for _ in 0..MAX_OPTIONS {
             many.add(1).expect("few enough");
         }
         let error = many.add(1).expect_err("one more");
         assert!(error.message().contains("256 parameters"), "{error}");
 
-        let mut large = OptionSizes::new(1000);
+        let mut large = OptionSizes::new(1000, 0);
         large.add(1 << 20).expect("one");
         large.add(1 << 20).expect("two");
         let error = large.add(1).expect_err("and a byte");

@@ -3,8 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::request::images::{
+    ArrivedImages, ImageList, ImageReader, PlacedImages, as_text, take_images,
+};
 use crate::request::options::RequestOptions;
 use inflight_base::{RequestError, TokenId, Tokens};
+use inflight_engine::PromptImages;
 use inflight_text::{
     ChatTemplates, Conversation, Detokenizer, EncodedTexts, LengthLimit, Tokenizer,
 };
@@ -46,6 +50,8 @@ pub struct PromptEncoder {
     pub judges_pairs: bool,
     /// The token that is left out at the end of a prompt, up to the first one.
     pub padding: Option<TokenId>,
+    /// Reads the images of prompts; `None` for a model that takes none.
+    pub images: Option<ImageReader>,
 }
 
 /// The part of a prompt that is left when it is cut.
@@ -80,6 +86,15 @@ pub(super) struct Prompt {
     pub num_before: usize,
     /// The first of the second text, in a pair whose texts the tokenizer tells apart.
     pub second_text: Option<Tokens>,
+    /// Its images.
+    pub images: PromptImages,
+}
+
+/// A prompt of text, before it is put behind a context.
+struct TextPrompt {
+    text: String,
+    encoded: EncodedTexts,
+    images: PromptImages,
 }
 
 impl ArrivedPrompt {
@@ -106,22 +121,33 @@ impl PromptEncoder {
     pub(super) fn encode(
         &self,
         arrived: &ArrivedPrompt,
+        images: &ArrivedImages,
         options: &RequestOptions,
         context: &[TokenId],
     ) -> Result<Prompt, Error> {
-        let (text, new, second_text) = match (arrived, &self.text) {
+        let (text, new, second_text, images) = match (arrived, &self.text) {
             (ArrivedPrompt::Ids(copied), _) => {
+                if !images.is_empty() || !options.images.is_empty() {
+                    return Err(Error::invalid(
+                        "images have their places in a text, and this model takes input_ids; leave them out",
+                    ));
+                }
                 let second_text = second_text(options, copied.num_given)?;
-                (String::new(), self.ids(copied, options)?, second_text)
+                let ids = self.ids(copied, options)?;
+                (String::new(), ids, second_text, PromptImages::default())
             }
             (_, Some(parts)) => {
                 let is_first = context.is_empty();
-                let (text, encoded) = self.text_prompt(arrived, options, parts, is_first)?;
+                let TextPrompt {
+                    text,
+                    encoded,
+                    images,
+                } = self.text_prompt(arrived, images, options, parts, is_first)?;
                 let mut ids = encoded.ids;
                 let kept = self.kept_range(ids.len(), options);
                 ids.truncate(kept.end);
                 ids.drain(..kept.start);
-                (text, ids, encoded.second_text)
+                (text, ids, encoded.second_text, images)
             }
             (_, None) => return Err(Error::internal("a text model without a tokenizer")),
         };
@@ -147,6 +173,7 @@ impl PromptEncoder {
             ids,
             num_before,
             second_text: second_text.map(|index| Tokens(index as u32)),
+            images,
         })
     }
 
@@ -234,10 +261,11 @@ impl PromptEncoder {
     fn text_prompt(
         &self,
         arrived: &ArrivedPrompt,
+        images: &ArrivedImages,
         options: &RequestOptions,
         parts: &TextParts,
         is_first: bool,
-    ) -> Result<(String, EncodedTexts), Error> {
+    ) -> Result<TextPrompt, Error> {
         let too_long = |num_bytes: usize| {
             Error::invalid(format!(
                 "the prompt has {num_bytes} bytes, and max_seq_len is {} tokens of at most {} bytes each; shorten it",
@@ -272,6 +300,12 @@ impl PromptEncoder {
                     "text_input and the option 'prompt_token_ids' are both given; with tokens, text_input is empty",
                 ));
             }
+            if !images.is_empty() || !options.images.is_empty() {
+                return Err(Error::invalid(
+                    "option 'prompt_token_ids': images have their places in a text; write the prompt to text_input or \
+                     messages",
+                ));
+            }
             return Ok(self.given_tokens(options, parts, is_first)?);
         }
         let text = std::str::from_utf8(text).map_err(|error| {
@@ -280,6 +314,7 @@ impl PromptEncoder {
                 error.valid_up_to()
             ))
         })?;
+        let mut image_parts = Vec::new();
         let (text, add_special_tokens) = match options.chat.conversation()? {
             None => (text.to_owned(), self.add_special_tokens && is_first),
             Some(_) if !is_first => {
@@ -290,8 +325,22 @@ impl PromptEncoder {
             }
             Some(_) if !text.is_empty() => return Err(both_given()),
             // The template writes the special tokens itself.
-            Some(conversation) => (render(parts, &conversation)?, false),
+            Some(mut conversation) => {
+                image_parts = take_images(&mut conversation.messages).map_err(|problem| {
+                    RequestError::Invalid(format!("option 'messages': {problem}"))
+                })?;
+                if let Some(part) = image_parts.first().filter(|_| self.images.is_none()) {
+                    return Err(takes_no_images(&part.place));
+                }
+                (self.render(parts, conversation, image_parts.len())?, false)
+            }
         };
+        let images = ImageList {
+            arrived: images,
+            option: &options.images,
+            parts: &image_parts,
+        };
+        let (text, placed) = self.place_images(text, &images, options)?;
         let pair = options.text_pair.as_deref();
         let num_bytes = text.len() + pair.map_or(0, str::len);
         if num_bytes > self.max_prompt_bytes() {
@@ -319,7 +368,66 @@ impl PromptEncoder {
             return Err(Error::invalid(problem));
         }
         self.check_vocabulary("the prompt", &encoded.ids)?;
-        Ok((text, encoded))
+        let images = match (&self.images, placed) {
+            (Some(reader), Some(placed)) => reader.spans(&encoded.ids, &placed)?,
+            _ => PromptImages::default(),
+        };
+        Ok(TextPrompt {
+            text,
+            encoded,
+            images,
+        })
+    }
+
+    /// Renders a conversation with images. Templates that know no parts of messages get placeholders in texts.
+    fn render(
+        &self,
+        parts: &TextParts,
+        conversation: Conversation,
+        num_images: usize,
+    ) -> Result<String, RequestError> {
+        let rendered = render(parts, &conversation);
+        let Some(reader) = self.images.as_ref().filter(|_| num_images > 0) else {
+            return rendered;
+        };
+        let has_places = |text: &String| reader.num_places(text) == num_images;
+        if rendered.as_ref().is_ok_and(has_places) {
+            return rendered;
+        }
+        let as_text = Conversation {
+            messages: as_text(&conversation.messages, reader.placeholder()),
+            ..conversation
+        };
+        match render(parts, &as_text) {
+            Ok(text) if has_places(&text) => Ok(text),
+            _ => rendered,
+        }
+    }
+
+    /// Writes the tokens of images into a prompt.
+    ///
+    /// # Errors
+    /// The model takes no images, or not these.
+    fn place_images(
+        &self,
+        text: String,
+        images: &ImageList<'_>,
+        options: &RequestOptions,
+    ) -> Result<(String, Option<PlacedImages>), Error> {
+        if images.is_empty() {
+            return Ok((text, None));
+        }
+        let Some(reader) = &self.images else {
+            return Err(takes_no_images("image 0"));
+        };
+        if options.truncate_prompt_tokens.is_some() {
+            return Err(Error::invalid(
+                "option 'truncate_prompt_tokens': a prompt with images is not cut; leave the option out",
+            ));
+        }
+        let images = images.images()?;
+        let mut placed = reader.place(&text, &images, self.max_seq_len.index())?;
+        Ok((std::mem::take(&mut placed.text), Some(placed)))
     }
 
     /// The prompt that the option `prompt_token_ids` is, and its text.
@@ -328,7 +436,7 @@ impl PromptEncoder {
         options: &RequestOptions,
         parts: &TextParts,
         is_first: bool,
-    ) -> Result<(String, EncodedTexts), RequestError> {
+    ) -> Result<TextPrompt, RequestError> {
         let ids = &options.prompt_token_ids;
         if ids.len() > self.max_seq_len.index() {
             return Err(RequestError::Invalid(format!(
@@ -359,7 +467,11 @@ impl PromptEncoder {
             ids: ids.clone(),
             second_text: second_text(options, ids.len())?,
         };
-        Ok((text, encoded))
+        Ok(TextPrompt {
+            text,
+            encoded,
+            images: PromptImages::default(),
+        })
     }
 
     /// The tokens of each text separately.
@@ -444,6 +556,12 @@ fn second_text(options: &RequestOptions, num_tokens: usize) -> Result<Option<usi
             .map(|types| types.num_first)
             .filter(|first| *first < num_tokens)),
     }
+}
+
+fn takes_no_images(place: &str) -> Error {
+    Error::invalid(format!(
+        "{place}: the model takes no images; leave it out, or ask a model with a vision tower (docs/src/images.md)"
+    ))
 }
 
 fn render(parts: &TextParts, conversation: &Conversation) -> Result<String, RequestError> {

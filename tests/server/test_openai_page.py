@@ -1,16 +1,20 @@
 """The page of the server with OpenAI's API, in a real browser: with the keyboard alone, and as a screen reader finds
 it."""
 
+import base64
+import io
 import json
 import os
+import random
 
 import pytest
 
 from harness.browser import Browser, BrowserError
 from harness.conversations import REPLY, TOOLS, USER, add_calling_model
 from harness.front import Front
-from harness.repository import STORIES, add_model
+from harness.repository import SHAPES, STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
+from shapes import scenes
 
 pytestmark = pytest.mark.complete
 
@@ -40,6 +44,7 @@ def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("openai_page") / "repository"
     add_calling_model(repository, "chat")
     add_model(repository, "stories", checkpoint=STORIES)
+    add_model(repository, "shapes", checkpoint=SHAPES)
     with Server(repository) as server:
         yield server
 
@@ -58,7 +63,7 @@ def page(browser, front):
 def opened(browser, front, width=WIDE, dark=False):
     """The page with its models."""
     browser.open(front.url, width, 800, dark=dark)
-    browser.until("document.querySelectorAll('#model option').length === 2")
+    browser.until("document.querySelectorAll('#model option').length === 3")
     return browser
 
 
@@ -244,6 +249,48 @@ def test_text_is_never_html(page):
         page.evaluate("fetch('http://127.0.0.1:1/').then(() => 0)")
 
 
+@pytest.mark.parametrize("way", ["paste", "drop", "file"])
+def test_images_come_by_paste_drop_and_file(page, way):
+    scene = scenes.Scene(random.Random(21))
+    file = io.BytesIO()
+    scene.draw().save(file, "PNG")
+    give = {
+        "paste": "at('message').dispatchEvent(new ClipboardEvent('paste', {clipboardData: given, bubbles: true, cancelable: true}))",
+        "drop": "at('scroll').dispatchEvent(new DragEvent('drop', {dataTransfer: given, bubbles: true, cancelable: true}))",
+        "file": "(at('files').files = given.files, at('files').dispatchEvent(new Event('change')))",
+    }[way]
+    page.evaluate(f"""(() => {{
+        const given = new DataTransfer();
+        const bytes = Uint8Array.from(atob('{base64.b64encode(file.getvalue()).decode()}'), (c) => c.charCodeAt(0));
+        given.items.add(new File([bytes], 'drawing.png', {{type: 'image/png'}}));
+        given.items.add(new File(['text'], 'notes.txt', {{type: 'text/plain'}}));
+        {give};
+    }})()""")
+    shown = "[...document.querySelectorAll('#attached img')].map(image => [image.alt, image.naturalWidth])"
+    page.until(f"{shown}[0]?.[1] === 64")
+    assert page.evaluate(shown) == [["drawing.png", 64]]
+    assert ("button", "Remove drawing.png") in page.accessible()
+    choose(page, "shapes", max_tokens=60)
+    page.evaluate("document.getElementById('message').focus()")
+    send(page, "What is in the picture?")
+    wait_for_end(page)
+    assert page.evaluate("document.getElementById('error').textContent") == ""
+    assert texts(page, "assistant") == [scenes.sentence(scene.description())]
+    assert page.evaluate("[document.querySelectorAll('#log .user img').length, document.querySelectorAll('#attached img').length]") == [1, 0]
+
+
+def test_an_image_can_be_taken_out_again(page):
+    page.evaluate("""(() => {
+        const given = new DataTransfer();
+        given.items.add(new File(['GIF89a'], 'a.gif', {type: 'image/gif'}));
+        at('chat').dispatchEvent(new DragEvent('drop', {dataTransfer: given, bubbles: true, cancelable: true}));
+    })()""")
+    page.until("document.querySelectorAll('#attached img').length === 1")
+    page.evaluate("document.querySelector('#attached button').click()")
+    assert page.evaluate("document.querySelectorAll('#attached img').length") == 0
+    assert focus(page) == "message"
+
+
 def test_a_refusal_is_an_alert_and_keeps_the_message(page):
     choose(page, "stories", temperature=101)
     send(page, "Hello")
@@ -266,7 +313,7 @@ def test_a_server_with_keys_asks_for_one(browser, server, tmp_path):
         assert browser.evaluate("document.getElementById('key-row').checkVisibility()")
         browser.evaluate("document.getElementById('key').focus()")
         send(browser, "sk-fox")
-        browser.until("document.querySelectorAll('#model option').length === 2")
+        browser.until("document.querySelectorAll('#model option').length === 3")
         assert browser.evaluate("document.getElementById('error').textContent") == ""
 
 

@@ -5,6 +5,7 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STORIES = ROOT / "model_repository" / "stories" / "1"
+SHAPES = ROOT / "model_repository" / "shapes" / "1"
 
 
 def add_model(repository, name, parameters=None, *, fields="", checkpoint=None):

@@ -212,10 +212,24 @@ pub const PAIRS: &[ClientInput] = &[
     input("token_type_ids", "TYPE_INT32", ROW),
 ];
 
+/// The images of a prompt: encoded ones, and decoded ones of one size, `[num_images, height, width, 3]`.
+pub const IMAGES: &[ClientInput] = &[
+    texts("images"),
+    input("image_pixels", "TYPE_UINT8", &[-1, -1, -1, 3]),
+];
+
 /// The input with this name, of any of the models.
 pub fn client_input(name: &str) -> Option<&'static ClientInput> {
-    [ENSEMBLE, TENSORRT_LLM, LLM_API, VLLM, BATCH_MANAGER, PAIRS]
-        .into_iter()
-        .flatten()
-        .find(|input| input.name == name)
+    [
+        ENSEMBLE,
+        TENSORRT_LLM,
+        LLM_API,
+        VLLM,
+        BATCH_MANAGER,
+        PAIRS,
+        IMAGES,
+    ]
+    .into_iter()
+    .flatten()
+    .find(|input| input.name == name)
 }

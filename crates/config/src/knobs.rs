@@ -41,6 +41,7 @@ const MAX_RANK_SECONDS: u32 = 24 * 60 * 60;
 /// A day.
 const MAX_DRAIN_SECONDS: u32 = 24 * 60 * 60;
 const MAX_RANK_RESTARTS: u32 = 16;
+const MAX_IMAGES: u32 = 1024;
 
 /// Every parameter; `reference.rs` has the order in which they are shown.
 pub(super) fn knobs() -> Vec<Knob> {
@@ -482,6 +483,46 @@ pub(super) fn knobs() -> Vec<Knob> {
              too, its Batch Manager 1.",
         ),
         knob(
+            "max_num_image_tokens",
+            optional(count(0..=MAX_COUNT), "`max_num_tokens`, if the checkpoint has a vision tower that is read, on one CPU rank"),
+            |s| &mut s.max_num_image_tokens,
+            "Maximum number of tokens of [images](images.md) that are encoded in one step. A smaller number delays generating requests \
+             less. One image may have more. `0` loads the model for text only, without its vision tower.",
+        ),
+        knob(
+            "max_cached_image_tokens",
+            optional(count(1..=MAX_COUNT), "8192, or `max_num_image_tokens` if larger"),
+            |s| &mut s.max_cached_image_tokens,
+            "Maximum number of tokens of images whose encoded rows are kept for the chunks of their prompts and for later requests \
+             with the same image. An image with more tokens is refused.",
+        ),
+        knob(
+            "max_images",
+            count(1..=MAX_IMAGES),
+            |s| &mut s.max_images,
+            "Maximum number of images in one request.",
+        ),
+        knob(
+            "max_image_bytes",
+            integer(1..=1 << 30),
+            |s| &mut s.max_image_bytes,
+            "Maximum size of all encoded images of one request together, in bytes.",
+        ),
+        knob(
+            "max_image_pixels",
+            integer(1..=1 << 30),
+            |s| &mut s.max_image_pixels,
+            "Maximum number of pixels of all images of one request together. It is checked before an image is decoded, which takes \
+             about 20 bytes a pixel, one image at a time.",
+        ),
+        knob(
+            "image_memory_bytes",
+            integer(1..=1 << 40),
+            |s| &mut s.image_memory_bytes,
+            "Memory for the decoded images of all requests of an instance, in bytes. Images that no request needs are kept for later \
+             ones as long as there is room. A request for which there is none is refused, to be sent again.",
+        ),
+        knob(
             "logits_memory_bytes",
             integer(0..=1 << 40),
             |s| &mut s.logits_memory_bytes,
@@ -913,6 +954,16 @@ mod tests {
             "lora_cache_host_memory_bytes",
             &["0", "35184372088832"],
             &["-1", "1e9", "35184372088833"],
+        ),
+        ("max_num_image_tokens", &["0", "2147483647"], &["-1", "all"]),
+        ("max_cached_image_tokens", &["1"], &["0", ""]),
+        ("max_images", &["1", "1024"], &["0", "1025"]),
+        ("max_image_bytes", &["1", "1073741824"], &["0", "1e6"]),
+        ("max_image_pixels", &["1", "1073741824"], &["0", "1e6"]),
+        (
+            "image_memory_bytes",
+            &["1", "1099511627776"],
+            &["0", "1099511627777"],
         ),
         (
             "logits_memory_bytes",

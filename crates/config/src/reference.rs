@@ -110,6 +110,17 @@ const TOPICS: &[Topic] = &[
         ],
     },
     Topic {
+        title: "Images",
+        keys: &[
+            "max_num_image_tokens",
+            "max_cached_image_tokens",
+            "max_images",
+            "max_image_bytes",
+            "max_image_pixels",
+            "image_memory_bytes",
+        ],
+    },
+    Topic {
         title: "CPUs and GPUs",
         keys: &[
             "num_threads",

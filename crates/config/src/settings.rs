@@ -125,6 +125,18 @@ pub struct Settings {
     pub lora_cache_num_ensure_workers: u32,
     /// `enable_chunked_context`; None: if possible
     pub enable_chunked_context: Option<bool>,
+    /// `max_num_image_tokens`; None: as `max_num_tokens`, if the model takes images
+    pub max_num_image_tokens: Option<u32>,
+    /// `max_cached_image_tokens`
+    pub max_cached_image_tokens: Option<u32>,
+    /// `max_images`
+    pub max_images: u32,
+    /// `max_image_bytes`
+    pub max_image_bytes: u64,
+    /// `max_image_pixels`
+    pub max_image_pixels: u64,
+    /// `image_memory_bytes`
+    pub image_memory_bytes: u64,
     /// `logits_memory_bytes`
     pub logits_memory_bytes: u64,
     /// `logits_post_processor_library`
@@ -244,6 +256,12 @@ impl Default for Settings {
             lora_cache_num_put_workers: 4,
             lora_cache_num_ensure_workers: 4,
             enable_chunked_context: None,
+            max_num_image_tokens: None,
+            max_cached_image_tokens: None,
+            max_images: 16,
+            max_image_bytes: 20 << 20,
+            max_image_pixels: 32 << 20,
+            image_memory_bytes: 1 << 30,
             logits_memory_bytes: 1 << 30,
             logits_post_processor_library: None,
             exclude_input_in_output: false,

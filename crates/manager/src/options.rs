@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use crate::sizing::{
     ConfiguredModel, MAX_PREFIX_BLOCKS, ModelDimensions, check_draft_model, check_draft_model_path,
-    check_ranks, cpu_options, open_with_draft_head, open_with_draft_model, rank_limits,
-    rank_transport, speculation,
+    check_ranks, cpu_options, image_limits, open_with_draft_head, open_with_draft_model,
+    rank_limits, rank_transport, speculation,
 };
 use crate::step_cost::measure_costs;
 use crate::{BatchManager, ServingRank, TensorModel};
@@ -17,12 +17,9 @@ use inflight_collective::{MPI_LIBRARY, beside_library};
 use inflight_config::{
     BatchingScheme, CapacityPolicy, MAX_STATE_SNAPSHOTS, MAX_THREADS, Settings, SpeculationKind,
 };
-use inflight_engine::{BlockReuse, EngineConfig, ImageLimits};
+use inflight_engine::{BlockReuse, EngineConfig};
 use inflight_machines::{RANK_PROGRAM, RankTransport, lead_on_cpus, load_on_cpus};
 use inflight_runner::{ModelSource, RunnerLimits};
-
-/// The tokens of images whose rows are kept by default.
-const CACHED_IMAGE_TOKENS: u32 = 8192;
 
 /// The options of a batch manager. Names, values and defaults are as in config.pbtxt, except that nothing is sized by
 /// the machine: `max_num_requests` is 8 by default, and the KV cache holds as many sequences of the largest length
@@ -372,13 +369,9 @@ impl ManagerOptions {
             },
             speculation,
             reuse,
-            images: self.max_num_image_tokens.map(|max| ImageLimits {
-                max_num_tokens: Tokens(max),
-                max_cached_tokens: Tokens(
-                    self.max_cached_image_tokens
-                        .unwrap_or(max.max(CACHED_IMAGE_TOKENS)),
-                ),
-            }),
+            images: self
+                .max_num_image_tokens
+                .map(|max| image_limits(max, self.max_cached_image_tokens)),
             ..default
         })
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::Error;
 use crate::body::wrong;
-use crate::messages::text;
+use crate::contents;
 
 /// The most items of a request.
 const MAX_ITEMS: usize = 16384;
@@ -49,7 +49,10 @@ fn add(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
     match kind {
         "message" => {
             let role = word("role")?;
-            let content = content(&item["content"], "content")?;
+            let content = match (&*role, &item["content"]) {
+                ("user", Value::Array(parts)) => parts_of("content", contents::content(parts))?,
+                (_, content) => text(content, "content")?.into(),
+            };
             let last = messages.last_mut().filter(|last| {
                 role == "assistant"
                     && last["role"] == "assistant"
@@ -57,12 +60,12 @@ fn add(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
                     && last["tool_calls"].is_null()
             });
             match last {
-                Some(thought) => thought["content"] = json!(content),
+                Some(thought) => thought["content"] = content,
                 None => messages.push(json!({"role": role, "content": content})),
             }
         }
         "reasoning" => {
-            let thought = content(&item["content"], "content")?;
+            let thought = text(&item["content"], "content")?;
             if !thought.is_empty() {
                 messages.push(json!({"role": "assistant", "reasoning_content": thought}));
             }
@@ -82,7 +85,7 @@ fn add(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
             }
         }
         "function_call_output" => {
-            let output = content(&item["output"], "output")?;
+            let output = text(&item["output"], "output")?;
             messages
                 .push(json!({"role": "tool", "tool_call_id": word("call_id")?, "content": output}));
         }
@@ -105,15 +108,18 @@ fn arguments(value: &Value) -> String {
 }
 
 /// A text, or a list of parts that are texts.
-fn content(value: &Value, name: &str) -> Result<String, String> {
+fn text(value: &Value, name: &str) -> Result<String, String> {
     match value {
         Value::Null => Ok(String::new()),
         Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => {
-            text(parts).map_err(|(index, problem)| format!("'{name}[{index}]': {problem}"))
-        }
+        Value::Array(parts) => parts_of(name, contents::text(parts)),
         _ => Err(format!("'{name}' is no text and no list of parts")),
     }
+}
+
+/// The content of a list of parts, with the place of a part that is wrong.
+fn parts_of<T>(name: &str, content: Result<T, (usize, String)>) -> Result<T, String> {
+    content.map_err(|(index, problem)| format!("'{name}[{index}]': {problem}"))
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ pub mod chat_answer;
 pub mod chunk;
 pub mod classes;
 pub mod completions;
+pub mod contents;
 pub mod embeddings;
 pub mod encodings;
 pub mod endpoint;

@@ -4,15 +4,16 @@ use serde_json::{Value, json};
 
 use crate::Error;
 use crate::body::{without_nulls, wrong};
+use crate::contents::content;
 
 /// The most messages of a conversation.
 const MAX_MESSAGES: usize = 16384;
 
-/// The messages of a request. Templates know texts, and no lists of parts; and they know no `developer`, which is
-/// OpenAI's newer word for `system`.
+/// The messages of a request. Most templates know texts, and no lists of parts, which remain only where images are among
+/// them; and they know no `developer`, which is OpenAI's newer word for `system`.
 ///
 /// # Errors
-/// They are no messages, or have parts that are not text.
+/// They are no messages, or have parts that are no text and no image.
 pub fn messages(value: Option<Value>) -> Result<Vec<Value>, Error> {
     let expected = format!("a list of 1 to {MAX_MESSAGES} messages");
     let value = value.ok_or_else(|| {
@@ -53,33 +54,17 @@ fn message(index: usize, value: Value) -> Result<Value, Error> {
     match fields.get("content") {
         None | Some(Value::Null | Value::String(_)) => {}
         Some(Value::Array(parts)) => {
-            let text = text(parts).map_err(|(part, problem)| {
+            let content = content(parts).map_err(|(part, problem)| {
                 Error::field(
                     "messages",
                     format!("'{}': {problem}", name(&format!(".content[{part}]"))),
                 )
             })?;
-            fields.insert("content".to_owned(), Value::String(text));
+            fields.insert("content".to_owned(), content);
         }
         Some(other) => return Err(wrong(&name(".content"), other, "a text or a list of parts")),
     }
     Ok(Value::Object(without_nulls(fields)))
-}
-
-/// The texts of a list of parts behind each other; or the index of a part that is none, and what is wrong with it.
-pub fn text(parts: &[Value]) -> Result<String, (usize, String)> {
-    let part = |(index, part): (usize, &Value)| match part["type"].as_str() {
-        Some("text" | "input_text" | "output_text" | "reasoning_text") => part["text"]
-            .as_str()
-            .map(str::to_owned)
-            .ok_or((index, "the part has no 'text'".to_owned())),
-        Some(kind) => Err((
-            index,
-            format!("a part of type '{kind}' is not supported: models here read text"),
-        )),
-        None => Err((index, "the part has no 'type'".to_owned())),
-    };
-    parts.iter().enumerate().map(part).collect()
 }
 
 #[cfg(test)]
@@ -103,7 +88,7 @@ mod tests {
 
     #[test]
     fn what_is_no_text_is_named() {
-        let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
+        let image = json!({"type": "image_url", "image_url": {"url": "http://host"}});
         for (given, words) in [
             (json!([]), "messages"),
             (json!("hello"), "messages"),
@@ -115,7 +100,7 @@ mod tests {
             ),
             (
                 json!([{"role": "user", "content": [image]}]),
-                "messages[0].content[0]': a part of type 'image_url'",
+                "messages[0].content[0]': images at other URLs",
             ),
         ] {
             let error = messages(Some(given)).expect_err(words);

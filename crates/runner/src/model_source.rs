@@ -254,12 +254,16 @@ impl ModelSource {
         })
     }
 
-    /// This model with the vision tower of its checkpoint, so that prompts may have images. Without that it is served
-    /// for text only.
+    /// Whether models of its family have a vision tower that is supported.
+    pub fn has_known_tower(&self) -> bool {
+        families::has_tower(&self.spec)
+    }
+
+    /// Looks for the vision tower of its checkpoint.
     ///
     /// # Errors
     /// The family has no tower that is supported, or a tensor is missing, or has the wrong shape or type.
-    pub fn with_images(self) -> Result<Self, LoadError> {
+    pub fn find_tower(&self) -> Result<TowerSpec, LoadError> {
         let Some(config) = self.checkpoint.config() else {
             return Err(LoadError::File {
                 path: self.folder().to_owned(),
@@ -268,6 +272,16 @@ impl ModelSource {
         };
         let tower = families::describe_tower(config, &self.spec)?;
         TowerSource::find(&tower, self.checkpoint.store()?)?;
+        Ok(tower)
+    }
+
+    /// This model with the vision tower of its checkpoint, so that prompts may have images. Without that it is served
+    /// for text only.
+    ///
+    /// # Errors
+    /// [`ModelSource::find_tower`] has found none.
+    pub fn with_images(self) -> Result<Self, LoadError> {
+        let tower = self.find_tower()?;
         Ok(Self {
             tower: Some(Box::new(tower)),
             ..self

@@ -10,7 +10,7 @@ use inflight_jinja::{Bound, Limits, RenderError, Template};
 use serde_json::Value;
 
 use crate::chat_template_files;
-use crate::conversation::{Conversation, MessageForm, PromptEnding};
+use crate::conversation::{Conversation, MessageForm, PromptEnding, texts_as_parts};
 use crate::strftime;
 use inflight_base::{LoadError, RequestError};
 
@@ -149,7 +149,10 @@ impl ChatTemplates {
                 )));
             }
         };
-        let (messages, continuation) = conversation.shown(form)?;
+        let (mut messages, continuation) = conversation.shown(form)?;
+        if reads_parts_only(&template.source) {
+            texts_as_parts(&mut messages);
+        }
         if let Some(continuation) = &continuation
             && !continuation.is_read_by(&template.source)
         {
@@ -204,6 +207,30 @@ impl ChatTemplates {
         found
             .ok_or_else(|| refused("none of several templates is the default, name one".to_owned()))
     }
+}
+
+/// Whether a template of a model with images goes through the parts of every content without asking whether the content
+/// is a text. It would read no text, or one letter after the other.
+fn reads_parts_only(source: &str) -> bool {
+    let asks = [
+        "is string",
+        "is not string",
+        "is iterable",
+        "is mapping",
+        "is sequence",
+    ];
+    if asks.iter().any(|test| source.contains(test)) {
+        return false;
+    }
+    let loops = source.match_indices(" in ").any(|(index, _)| {
+        let list = source[index + 4..].trim_start();
+        let end = list.find(['%', '|', '-']).unwrap_or(list.len());
+        let list = list[..end].trim_end();
+        list.ends_with(".content")
+            || list.ends_with("['content']")
+            || list.ends_with("[\"content\"]")
+    });
+    loops && source.contains("'type'") | source.contains("\"type\"") | source.contains(".type")
 }
 
 fn invalid(error: &RenderError, limits: &Limits) -> RequestError {
@@ -269,6 +296,19 @@ mod tests {
             ending,
             ..conversation(&case["messages"])
         }
+    }
+
+    #[test]
+    fn templates_that_read_parts_only_get_texts_as_parts() {
+        let parts = "{% for message in messages %}{{ message['role'] }}{% if message['content'][0]['type'] == 'image' %}:\
+                     {% else %}: {% endif %}{% for line in message['content'] %}{% if line['type'] == 'text' %}\
+                     {{ line['text'] }}{% elif line['type'] == 'image' %}<image>{% endif %}{% endfor %}{% endfor %}";
+        assert_eq!(rendered(parts), Ok("user: <hi>".to_owned()));
+        let either = "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}\
+                      {% for part in message.content %}{{ part.type }}{% endfor %}{% endif %}{% endfor %}";
+        assert_eq!(rendered(either), Ok("<hi>".to_owned()));
+        let letters = "{% for message in messages %}{% for letter in message.content %}{{ letter }}.{% endfor %}{% endfor %}";
+        assert_eq!(rendered(letters), Ok("<.h.i.>.".to_owned()));
     }
 
     /// Made by tests/fixtures/make_chat_fixtures.py; another one that it made, if `CHAT_FIXTURE` names it.

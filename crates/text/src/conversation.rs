@@ -6,7 +6,7 @@
 //! because most templates write them with `tojson`. Others, such as DeepSeek's, need the string and the null: what a
 //! template cannot render with these changes is rendered as it is given.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use inflight_base::RequestError;
 
@@ -141,6 +141,15 @@ impl Continuation {
     }
 }
 
+/// Writes contents that are texts as lists of one part, for templates that read nothing else.
+pub(super) fn texts_as_parts(messages: &mut [Value]) {
+    for message in messages {
+        if let Some(content @ Value::String(_)) = message.get_mut("content") {
+            *content = json!([{"type": "text", "text": content.take()}]);
+        }
+    }
+}
+
 /// Gives a message's reasoning the names that templates read.
 fn name_reasoning(message: &mut Map<String, Value>) {
     if let Some(text) = REASONING
@@ -217,7 +226,6 @@ fn invalid(problem: &str) -> RequestError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn shown(messages: Value) -> Value {
         shown_as(MessageForm::Parsed, messages)

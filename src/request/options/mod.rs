@@ -62,6 +62,8 @@ pub struct RequestOptions {
     pub bad_words: Vec<String>,
     /// Ends the request after this many microseconds; zero is no limit.
     pub timeout_us: u64,
+    /// Images, each as base64 or as a URL.
+    pub images: Vec<String>,
     /// A conversation, from which the model's chat template makes the prompt.
     pub chat: ChatOptions,
     /// Smaller values are scheduled first.

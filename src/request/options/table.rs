@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::values::{
     MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_PROMPT_IDS, MAX_WORD_BYTES, all_biases, allowed_ids,
-    biases, early_stopping, end_ids, flag, id_words, ids, integer, number, seed, set, share,
-    signed, token_types, unsigned, weights, words,
+    biases, early_stopping, end_ids, flag, id_words, ids, image_texts, integer, number, seed, set,
+    share, signed, token_types, unsigned, weights, words,
 };
 use super::{RequestOptions, Truncation};
 use inflight_base::ClientId;
@@ -591,6 +591,16 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         doc: "A conversation as a JSON string, `[{\"role\": \"user\", \"content\": \"...\"}]`; the model's chat \
               template turns it into the prompt. `text_input` is empty then.",
         set: |o, v| o.chat.set_messages(v),
+    },
+    RequestOption {
+        name: "images",
+        aliases: &["image", "image_bytes_input", "image_url_input", "image_url"],
+        expected: "base64 or a data URL, or a JSON list of them",
+        default: "none",
+        doc: "The [images](images.md) of the prompt in order, each as base64 or as a `data:` URL. As an input tensor of type BYTES each \
+              element may also be the file itself. Decoded images come in the input tensor `image_pixels`. Images may also be in \
+              `messages`.",
+        set: |o, v| set(&mut o.images, image_texts(v)),
     },
     RequestOption {
         name: "tools",

@@ -45,6 +45,18 @@ pub(crate) fn parsed(value: &Value) -> Option<Value> {
     }
 }
 
+/// Images in texts: one, or a list, itself or as JSON.
+pub(super) fn image_texts(value: &Value) -> Option<Vec<String>> {
+    let list = match value {
+        Value::String(text) if !text.trim_start().starts_with('[') => {
+            return Some(vec![text.clone()]);
+        }
+        value => parsed(value)?,
+    };
+    let text = |it: &Value| it.as_str().map(str::to_owned);
+    list.as_array()?.iter().map(text).collect()
+}
+
 /// What an option expects, with the syntax error if `value` looks like JSON and is not.
 pub(super) fn expected_of(expected: &str, value: &Value) -> String {
     let looks_like_json = |text: &&str| text.trim_start().starts_with(['{', '[']);

@@ -112,6 +112,10 @@ impl Tiling for LlavaOnevision {
         Ok(ImagePrompt::default().with_image_tokens(num_tokens))
     }
 
+    fn depends_on_num_images(&self) -> bool {
+        true
+    }
+
     fn tiles(&self, image: &Pixels, num_images: usize) -> Result<Vec<Pixels>, ImageError> {
         if num_images <= 1 {
             return Ok(self.resolution.tiles(image));

@@ -102,6 +102,11 @@ trait Tiling: Debug + Send + Sync {
     /// The prompt of an image of so many rows and columns, one of `num_images` in all of the prompt.
     fn prompt(&self, size: (usize, usize), num_images: usize) -> Result<ImagePrompt, ImageError>;
 
+    /// Whether the tiles and the prompt of an image depend on whether there are others.
+    fn depends_on_num_images(&self) -> bool {
+        false
+    }
+
     /// The tiles of the image, in their final size.
     fn tiles(&self, image: &Pixels, num_images: usize) -> Result<Vec<Pixels>, ImageError>;
 }
@@ -231,6 +236,11 @@ impl ImageProcessor {
         num_images: usize,
     ) -> Result<ImagePrompt, ImageError> {
         self.tiling.prompt(size, num_images)
+    }
+
+    /// Whether an image is processed in another way where the prompt has several.
+    pub fn depends_on_num_images(&self) -> bool {
+        self.tiling.depends_on_num_images()
     }
 
     /// Processes one of the `num_images` images of a prompt.

@@ -7,7 +7,7 @@ use inflight_base::{BlockSize, Blocks, LoadError, Tokens};
 use inflight_config::{
     BatchingScheme, MAX_STATE_SNAPSHOTS, ModelConfig, Scheduling, Settings, SpeculationKind,
 };
-use inflight_engine::{BlockReuse, EngineConfig, PromptLookup, Speculation};
+use inflight_engine::{BlockReuse, EngineConfig, ImageLimits, PromptLookup, Speculation};
 use inflight_runner::GroupedLayers;
 
 /// The model's figures that the engine is sized by.
@@ -30,6 +30,11 @@ pub trait ModelDimensions {
 
     /// Whether each of its tokens sees all others of a prompt, which is computed in one step then.
     fn sees_whole_prompts(&self) -> bool {
+        false
+    }
+
+    /// Whether prompts may have images.
+    fn takes_images(&self) -> bool {
         false
     }
 
@@ -180,7 +185,10 @@ pub fn engine_config(
         step_cost: None,
         draft_cost: None,
         num_adapter_pages: None,
-        images: None,
+        images: model.takes_images().then(|| {
+            let max_num_image_tokens = settings.max_num_image_tokens.unwrap_or(max_num_tokens);
+            image_limits(max_num_image_tokens, settings.max_cached_image_tokens)
+        }),
         pools: settings.task.is_pooling(),
         whole_prompts: sees_whole_prompts,
         record_requests: settings.stats_file.is_some(),
@@ -220,6 +228,18 @@ pub(super) fn engine_config_within(
         }
         (error, _) => error,
     })
+}
+
+/// The tokens of images whose rows are kept by default.
+const CACHED_IMAGE_TOKENS: u32 = 8192;
+
+/// Limits of images, of which `max_num_tokens` are encoded in a step.
+pub(crate) fn image_limits(max_num_tokens: u32, max_cached_tokens: Option<u32>) -> ImageLimits {
+    let max_cached_tokens = max_cached_tokens.unwrap_or(max_num_tokens.max(CACHED_IMAGE_TOKENS));
+    ImageLimits {
+        max_num_tokens: Tokens(max_num_tokens),
+        max_cached_tokens: Tokens(max_cached_tokens),
+    }
 }
 
 /// The most sequences that can be in the engine: a request may ask for up to `max_batch_size`.

@@ -31,8 +31,8 @@ pub use configured_model::{ConfiguredModel, open_model_source};
 pub(crate) use configured_model::{
     check_draft_model_path, open_with_draft_head, open_with_draft_model,
 };
-pub(crate) use engine_config::speculation;
 pub use engine_config::{ModelDimensions, engine_config};
+pub(crate) use engine_config::{image_limits, speculation};
 pub(crate) use host_cache::MAX_PREFIX_BLOCKS;
 pub use host_memory::{InstanceMemory, MemoryUsage};
 pub use load::load_runner;

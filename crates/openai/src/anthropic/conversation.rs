@@ -8,6 +8,7 @@ use super::errors::check_extra;
 use super::{thinking, tools};
 use crate::Error;
 use crate::body::{Body, wrong};
+use crate::contents::image_part;
 
 /// The beginning of a text in which Claude Code tells the service its version. Some versions change it with each
 /// request, so that a prompt with it would share no blocks with the one before.
@@ -107,10 +108,11 @@ impl Conversation {
             }
             ("assistant", "tool_use") => self.call(&mut block)?,
             ("user", "tool_result") => self.add_result(&mut block)?,
+            ("user", "image") => self.show(&mut block)?,
             _ => {
                 let expected = match role {
                     "assistant" => "'text', 'thinking', 'redacted_thinking' or 'tool_use'",
-                    "user" => "'text' or 'tool_result'",
+                    "user" => "'text', 'image' or 'tool_result'",
                     _ => "'text'",
                 };
                 return Err(unsupported(&block, &kind, expected));
@@ -141,8 +143,36 @@ impl Conversation {
                 }
                 content.push_str(text);
             }
+            Value::Array(parts) => parts.push(json!({"type": "text", "text": text})),
             none => *none = json!(text),
         }
+    }
+
+    /// Adds an image to the content of the last message.
+    fn show(&mut self, block: &mut Body) -> Result<(), Error> {
+        let source = block.take("source").unwrap_or_default();
+        let mut source = Body::within(&block.place("source"), source)?;
+        let kind = source.required_text("type")?;
+        let url = match &kind[..] {
+            "base64" => {
+                let media_type = source.required_text("media_type")?;
+                format!("data:{media_type};base64,{}", source.required_text("data")?)
+            }
+            _ => {
+                let expected = "'base64': images at URLs and in files are not read";
+                return Err(wrong(&source.place("type"), &json!(kind), expected));
+            }
+        };
+        check_extra(&source)?;
+        let content = &mut self.last("user")["content"];
+        let mut parts = match content.take() {
+            Value::Array(parts) => parts,
+            Value::String(text) => vec![json!({"type": "text", "text": text})],
+            _ => Vec::new(),
+        };
+        parts.push(image_part(&url));
+        *content = Value::Array(parts);
+        Ok(())
     }
 
     fn think(&mut self, thought: &str) {
@@ -299,6 +329,18 @@ mod tests {
     }
 
     #[test]
+    fn images_are_parts_between_texts() {
+        let source = json!({"type": "base64", "media_type": "image/png", "data": "AA=="});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let content =
+            json!([text("Look:"), {"type": "image", "source": source}, text("What is it?")]);
+        let found = read(json!({"messages": [{"role": "user", "content": content}]}));
+        let image = json!({"type": "image", "image": "data:image/png;base64,AA=="});
+        let expected = json!([text("Look:"), image, text("What is it?")]);
+        assert_eq!(found.expect("sound").messages[0]["content"], expected);
+    }
+
+    #[test]
     fn an_answer_continues_the_last_message_of_the_model_unless_it_calls_tools() {
         let begun = |content: Value| {
             let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]);
@@ -317,8 +359,17 @@ mod tests {
         let image = json!({"type": "image", "source": {"type": "base64"}});
         let result = |content: Value| json!([{"type": "tool_result", "tool_use_id": "1", "content": content}]);
         for (role, content, words) in [
-            ("user", json!([image]), "'messages.0.content.0.type'"),
-            ("user", json!([image]), "'image' are not supported"),
+            (
+                "user",
+                json!([image]),
+                "'messages.0.content.0.source.media_type' is missing",
+            ),
+            (
+                "user",
+                json!([{"type": "image", "source": {"type": "url", "url": "https://host"}}]),
+                "'messages.0.content.0.source.type'",
+            ),
+            ("assistant", json!([image]), "'image' are not supported"),
             ("user", json!([{"type": "document"}]), "'document'"),
             ("user", json!([{"type": "tool_use"}]), "'tool_use'"),
             ("assistant", result(json!("")), "'tool_result'"),

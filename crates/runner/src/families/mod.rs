@@ -338,6 +338,11 @@ pub(super) fn describe_mtp(config: &JsonFile, model: &ModelSpec) -> Result<MtpSp
     mtp::describe(config, model)
 }
 
+/// Whether the family of a model has a vision tower that is supported.
+pub(super) fn has_tower(model: &ModelSpec) -> bool {
+    vision::has_tower(model)
+}
+
 /// Describes the vision tower of a model.
 ///
 /// # Errors

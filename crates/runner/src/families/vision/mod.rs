@@ -16,6 +16,11 @@ struct Tower {
 
 const TOWERS: [Tower; 2] = [idefics3::IDEFICS3, idefics3::SMOL_VLM];
 
+/// Whether the family of a model has a tower.
+pub fn has_tower(model: &ModelSpec) -> bool {
+    TOWERS.iter().any(|tower| tower.class == model.family)
+}
+
 /// Describes the tower of a model.
 ///
 /// # Errors
