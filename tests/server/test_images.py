@@ -2,10 +2,13 @@
 
 import base64
 import concurrent.futures
+import contextlib
+import http.server
 import io
 import json
 import random
 import struct
+import threading
 import zlib
 
 import numpy
@@ -330,6 +333,77 @@ def test_images_that_are_refused_have_a_place_and_a_reason(front):
     fields = dict(model="stories", messages=[user("Hi", url_of(png(scene(1).draw())))], max_tokens=1)
     answer = front.call("POST", "/v1/chat/completions", fields)
     assert answer.status == 400 and "takes no images" in answer.json["error"]["message"]
+
+
+class Images(http.server.BaseHTTPRequestHandler):
+    """Serves a drawing at /drawing.png, and all that a downloader should not take."""
+
+    file = png(scene(15).draw())
+
+    def do_GET(self):
+        assert self.headers["Host"] == "127.0.0.1:%d" % self.server.server_port
+        if self.path == "/drawing.png":
+            self.send_response(200)
+            self.send_header("Content-Type", "image/png")
+            self.end_headers()
+            self.wfile.write(self.file)
+        elif self.path == "/elsewhere.png":
+            self.send_response(302)
+            self.send_header("Location", "/drawing.png")
+            self.end_headers()
+        elif self.path == "/promised.png":
+            self.send_response(200)
+            self.send_header("Content-Length", str(1 << 40))
+            self.end_headers()
+        elif self.path == "/endless.png":
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for _ in range(200):
+                    self.wfile.write(bytes(1 << 20))
+        else:
+            self.send_error(404)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_images_are_downloaded_from_named_hosts_alone(server):
+    drawn = scene(15)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Images) as images:
+        thread = threading.Thread(target=images.serve_forever)
+        thread.start()
+        host = f"127.0.0.1:{images.server_port}"
+        url = f"http://{host}/drawing.png"
+        try:
+            with Front(server, f"--allow-image-host={host}", "--allow-image-host=localhost", "--max-request-bytes=1000000") as front:
+                fields = dict(model="shapes", max_tokens=60)
+                expected = scenes.sentence(drawn.description())
+                chat = front.post("/v1/chat/completions", messages=[user(QUESTION, url)], **fields)
+                assert chat["choices"][0]["message"]["content"] == expected
+                source = {"type": "image", "source": {"type": "url", "url": url}}
+                content = [source, {"type": "text", "text": QUESTION}]
+                answer = front.post("/v1/messages", messages=[{"role": "user", "content": content}], **fields)
+                assert answer["content"][0]["text"] == expected
+                for refused, words in [
+                    (f"http://{host}/elsewhere.png", "status 302, and redirects are not followed"),
+                    (f"http://{host}/missing.png", "status 404"),
+                    (f"http://{host}/promised.png", "it has more than"),
+                    (f"http://{host}/endless.png", "it has more than"),
+                    (f"http://127.0.0.1:{images.server_port + 1}/a.png", "downloads nothing from this host"),
+                    (f"http://127.0.0.2:{images.server_port}/a.png", "downloads nothing from this host"),
+                    ("https://example.com/a.png", "--allow-image-host"),
+                    ("http://localhost/a.png", "the host's address is private"),
+                ]:
+                    body = dict(messages=[user(QUESTION, refused)], **fields)
+                    answer = front.call("POST", "/v1/chat/completions", body)
+                    assert answer.status == 400 and words in answer.json["error"]["message"], answer.json
+                body = dict(messages=[user(QUESTION, *[url] * 17)], **fields)
+                answer = front.call("POST", "/v1/chat/completions", body)
+                assert answer.status == 400 and "at most 16 are downloaded" in answer.json["error"]["message"]
+        finally:
+            images.shutdown()
+            thread.join()
 
 
 def test_official_packages_send_images(front):

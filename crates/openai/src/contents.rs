@@ -85,7 +85,8 @@ fn image(part: &Value) -> Result<Value, String> {
     match url.starts_with("data:") {
         true => Ok(image_part(url)),
         false => Err(
-            "images at other URLs are not downloaded; give a data URL, data:image/png;base64,..."
+            "images at other URLs are not downloaded; give a data URL, data:image/png;base64,..., or have the operator \
+             name the host in --allow-image-host"
                 .to_owned(),
         ),
     }

@@ -134,7 +134,7 @@ pub const CHAT: &[Field] = &[
     MODEL,
     read(
         "messages",
-        "the conversation, which the model's chat template turns into the prompt. Contents are texts, or lists of parts of type `text`; other parts are refused. The role `developer` becomes `system`",
+        "the conversation, which the model's chat template turns into the prompt. Contents are texts, or lists of parts of type `text` and `image_url`, whose [images](images.md) are data URLs, or at hosts that `--allow-image-host` names; other parts are refused. The role `developer` becomes `system`",
     ),
     refused("audio", "leave it out: models here write text", |_| false),
     option("frequency_penalty", "as OpenAI describes it"),

@@ -40,6 +40,7 @@ pub mod chunk;
 pub mod classes;
 pub mod completions;
 pub mod contents;
+pub mod downloads;
 pub mod embeddings;
 pub mod encodings;
 pub mod endpoint;

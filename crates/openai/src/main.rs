@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use inflight_openai::adapters::{Adapters, Place};
 use inflight_openai::background::Background;
+use inflight_openai::downloads::{Downloads, ImageHost};
 use inflight_openai::keys::Keys;
 use inflight_openai::listener::{self, Service};
 use inflight_openai::live::Live;
@@ -83,6 +84,10 @@ struct Options {
     /// again, and the certificate
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Downloads images at http and https URLs of this host, from public addresses and without redirects. May be given
+    /// several times [default: images come as data]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    allow_image_host: Vec<ImageHost>,
     /// Clients may load and unload models of a tritonserver with --model-control-mode=explicit
     #[arg(long)]
     allow_model_control: bool,
@@ -192,6 +197,10 @@ async fn serve(options: &Options) -> Result<(), String> {
             .clone()
             .map(|address| TritonMetrics { address }),
         store,
+        downloads: match &options.allow_image_host[..] {
+            [] => None,
+            hosts => Some(Downloads::new(hosts.to_vec())?),
+        },
         controls_models: options.allow_model_control,
         background: background.clone(),
         options: (!options.allow_options.is_empty()).then(|| options.allow_options.clone()),

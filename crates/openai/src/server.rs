@@ -25,6 +25,7 @@ use crate::body::Body;
 use crate::chat::Chat;
 use crate::classes::{Classes, Classify};
 use crate::completions::Completions;
+use crate::downloads::Downloads;
 use crate::embeddings::{Embedding, Embeddings};
 use crate::endpoint::Endpoint;
 use crate::fields::{COMPLETIONS, DETOKENIZE, Field, TOKENIZE};
@@ -76,6 +77,8 @@ pub struct Access {
     pub metrics: Option<TritonMetrics>,
     /// Stored responses. None without `--response-store`.
     pub store: Option<ResponseStore>,
+    /// Downloads images. None without `--allow-image-host`.
+    pub downloads: Option<Downloads>,
     /// Whether clients may load and unload models.
     pub controls_models: bool,
     /// Responses in the background.
@@ -127,6 +130,7 @@ impl Deref for Content {
 
 struct Server {
     metrics: Option<TritonMetrics>,
+    downloads: Option<Downloads>,
     store: Option<ResponseStore>,
     background: Background,
     controls_models: bool,
@@ -156,6 +160,7 @@ pub fn router(
     let server = Server {
         options: access.options,
         metrics: access.metrics,
+        downloads: access.downloads,
         store: access.store,
         background: access.background,
         controls_models: access.controls_models,
@@ -641,7 +646,31 @@ impl Server {
     async fn bytes(&self, request: Request) -> Result<Content, Error> {
         let limit = self.limits.max_body_time;
         let bytes = tokio::time::timeout(limit, self.bytes_at_last(request));
-        bytes.await.unwrap_or_else(|_| Err(Error::too_slow(limit)))
+        let content = bytes
+            .await
+            .unwrap_or_else(|_| Err(Error::too_slow(limit)))?;
+        match &self.downloads {
+            Some(downloads) => self.with_images(content, downloads).await,
+            None => Ok(content),
+        }
+    }
+
+    /// A body with the images that are at URLs.
+    async fn with_images(
+        &self,
+        mut content: Content,
+        downloads: &Downloads,
+    ) -> Result<Content, Error> {
+        let max_bytes = self.limits.max_request_bytes;
+        if let Some(bytes) = downloads.fill(&content.bytes, max_bytes).await? {
+            let more = self.room(bytes.len().saturating_sub(content.bytes.len()))?;
+            match &mut content.room {
+                Some(room) => room.merge(more),
+                None => content.room = Some(more),
+            }
+            content.bytes = bytes;
+        }
+        Ok(content)
     }
 
     async fn bytes_at_last(&self, request: Request) -> Result<Content, Error> {

@@ -159,7 +159,7 @@ impl Conversation {
                 format!("data:{media_type};base64,{}", source.required_text("data")?)
             }
             _ => {
-                let expected = "'base64': images at URLs and in files are not read";
+                let expected = "'base64': images at URLs are read from hosts in --allow-image-host, and files are not";
                 return Err(wrong(&source.place("type"), &json!(kind), expected));
             }
         };

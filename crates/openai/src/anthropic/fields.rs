@@ -102,7 +102,7 @@ const SYSTEM: Field = read(
 );
 const CONVERSATION: Field = read(
     "messages",
-    "the conversation, with texts or blocks as contents. Blocks of type `text`, `image` (with a source of type `base64`, in messages of the user), `thinking`, `tool_use` and `tool_result` (with `text` and `tool_reference`) are taken; `redacted_thinking`, which only Anthropic's models can read, is left out; documents and all other blocks are refused. Consecutive messages of one role become one message. If the last message has the role `assistant`, the answer continues it",
+    "the conversation, with texts or blocks as contents. Blocks of type `text`, `image` (with a source of type `base64`, or `url` at hosts that `--allow-image-host` names, in messages of the user), `thinking`, `tool_use` and `tool_result` (with `text` and `tool_reference`) are taken; `redacted_thinking`, which only Anthropic's models can read, is left out; documents and all other blocks are refused. Consecutive messages of one role become one message. If the last message has the role `assistant`, the answer continues it",
 );
 const THINKING: Field = read(
     "thinking",
