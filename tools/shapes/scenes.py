@@ -1,6 +1,6 @@
 """Drawings of coloured shapes, and what is said about them: the world of the demo model with images.
 
-The same random generator gives the same drawings and texts.
+A seed determines drawings and texts.
 """
 
 from PIL import Image, ImageDraw

@@ -2,9 +2,10 @@
 
     python tools/shapes/train.py OUT [--steps N] [--threads N]
 
-Needs torch, torchvision, transformers, tokenizers, pillow and safetensors. Writes the tokenizer, the weights and the Hugging Face
-configuration files of a small SmolVLM to the folder OUT, and prints the loss during training and the share of right answers at the
-end. Everything is seeded: the same versions on the same kind of machine give the same files. It is run by hand, not in CI.
+Needs torch, torchvision, transformers, tokenizers, pillow and safetensors. Writes the tokenizer, the weights and the
+Hugging Face configuration files of a small SmolVLM to the folder OUT, and prints the loss during training and the share
+of right answers at the end. Everything is seeded: equal versions on equal machines give equal files. It is run by hand,
+not in CI.
 """
 
 import argparse

@@ -8,8 +8,8 @@ const TEXTS: [&str; 4] = ["text", "input_text", "output_text", "reasoning_text"]
 const IMAGES: [&str; 3] = ["image_url", "input_image", "image"];
 const DETAILS: [&str; 4] = ["auto", "low", "high", "original"];
 
-/// The content that a list of parts is: one text if all are texts, else parts as the backend knows them. An error has the
-/// index of a part, and the problem.
+/// The content that a list of parts is: one text if all are texts, else parts as the backend knows them. An error has
+/// the index of a part, and the problem.
 ///
 /// # Errors
 /// A part that is no text and no image.

@@ -96,8 +96,8 @@ impl Downloads {
         })
     }
 
-    /// A body with the images of its messages as data. All of it has at most `max_bytes` then. `None` if it has no image
-    /// at a URL.
+    /// A body with the images of its messages as data. All of it has at most `max_bytes` then. `None` if it has no
+    /// image at a URL.
     ///
     /// # Errors
     /// A URL is not of one of the hosts, or what is there is not downloaded within the limits.

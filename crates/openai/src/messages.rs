@@ -9,8 +9,8 @@ use crate::contents::content;
 /// The most messages of a conversation.
 const MAX_MESSAGES: usize = 16384;
 
-/// The messages of a request. Most templates know texts, and no lists of parts, which remain only where images are among
-/// them; and they know no `developer`, which is OpenAI's newer word for `system`.
+/// The messages of a request. Most templates know texts, and no lists of parts, which remain only where images are
+/// among them; and they know no `developer`, which is OpenAI's newer word for `system`.
 ///
 /// # Errors
 /// They are no messages, or have parts that are no text and no image.

@@ -149,7 +149,7 @@ impl ImageReader {
     /// Where the images are among the tokens of their prompt.
     ///
     /// # Errors
-    /// The tokens are not those of the images: the rest of the prompt has image tokens too.
+    /// The rest of the prompt has image tokens too.
     pub fn spans(
         &self,
         ids: &[TokenId],
