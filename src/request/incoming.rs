@@ -395,14 +395,16 @@ impl ArrivedOptions {
     }
 }
 
-/// Whether an option may have images. In JSON the word may be written by escapes.
+/// Whether an option may have images. In JSON the word may be written by escapes. A large option takes as long anyway,
+/// and is not searched.
 fn may_have_images(name: &str, option: &GivenOption) -> bool {
     let text = match option {
         GivenOption::Parameter(value) => value.as_str(),
         GivenOption::Tensor(input) => std::str::from_utf8(input.bytes()).ok(),
     };
-    let has_word = text.is_some_and(|text| text.contains("image") || text.contains("\\u"));
-    has_word || options::canonical_name(name) == Some("images")
+    let has_word = |text: &str| text.contains("image") || text.contains("\\u");
+    text.is_some_and(|text| text.len() > MIN_IMAGE_BYTES || has_word(text))
+        || options::canonical_name(name) == Some("images")
 }
 
 /// Copies an option's tensor, unless it is too large.

@@ -113,17 +113,21 @@ impl<I: Send + 'static, O: Send + 'static> Preparer<I, O> {
         // Dropped after the lock.
         let mut _abandoned = Vec::new();
         let mut queue = self.shared.queue.lock();
-        if num_bytes > self.max_bytes.saturating_sub(queue.num_bytes) {
+        // Large inputs leave a quarter of the room to small ones.
+        let max_bytes = match num_bytes > MAX_BYTES_OF_THREADS[0] {
+            true => self.max_bytes - self.max_bytes / 4,
+            false => self.max_bytes,
+        };
+        if num_bytes > max_bytes.saturating_sub(queue.num_bytes) {
             _abandoned = queue.take_abandoned();
         }
         let waiting_bytes = queue.num_bytes;
-        if waiting_bytes > 0 && num_bytes > self.max_bytes.saturating_sub(waiting_bytes) {
+        if waiting_bytes > 0 && num_bytes > max_bytes.saturating_sub(waiting_bytes) {
             return Err(Error::new(
                 ErrorCode::Unavailable,
                 format!(
                     "the request has {num_bytes} bytes, and requests of {waiting_bytes} bytes are being tokenised, of \
-                     at most {}; try again when some of them are done",
-                    self.max_bytes
+                     at most {max_bytes}; try again when some of them are done"
                 ),
             ));
         }
@@ -323,7 +327,7 @@ mod tests {
 
     #[test]
     fn abandoned_inputs_leave_their_room() {
-        let preparer = gated(2 * LARGE);
+        let preparer = gated(2 * LARGE * 4 / 3);
         let (gate, first) = channel();
         let (_never, abandoned) = channel();
         let first = preparer.submit(first, LARGE, None).expect("room");
@@ -391,6 +395,22 @@ mod tests {
             .expect("there is room again");
         gate.send(2).expect("it waits");
         assert_eq!(done(&preparer, &next), Ok(2));
+    }
+
+    #[test]
+    fn large_inputs_leave_room_for_small_ones() {
+        let preparer = gated(4 * LARGE);
+        let submit = |num_bytes| {
+            let (gate, input) = channel();
+            preparer.submit(input, num_bytes, None).map(|it| (gate, it))
+        };
+        let large: Vec<_> = (0..3).map(|_| submit(LARGE).expect("room")).collect();
+        let error = submit(LARGE).err().expect("the rest is for small ones");
+        assert_eq!(error.code(), ErrorCode::Unavailable);
+        let (gate, small) = submit(100).expect("room");
+        gate.send(1).expect("it waits");
+        assert_eq!(done(&preparer, &small), Ok(1));
+        drop(large);
     }
 
     #[test]
