@@ -484,7 +484,7 @@ pub(super) fn knobs() -> Vec<Knob> {
         ),
         knob(
             "max_num_image_tokens",
-            optional(count(0..=MAX_COUNT), "`max_num_tokens`, if the checkpoint has a vision tower that is read, on one CPU rank"),
+            optional(count(0..=MAX_COUNT), "as many as take `max_num_tokens` patches, if the checkpoint has a vision tower that is read, on one CPU rank"),
             |s| &mut s.max_num_image_tokens,
             "Maximum number of tokens of [images](images.md) that are encoded in one step. A smaller number delays generating requests \
              less. One image may have more. `0` loads the model for text only, without its vision tower.",

@@ -125,7 +125,7 @@ pub struct Settings {
     pub lora_cache_num_ensure_workers: u32,
     /// `enable_chunked_context`; None: if possible
     pub enable_chunked_context: Option<bool>,
-    /// `max_num_image_tokens`; None: as `max_num_tokens`, if the model takes images
+    /// `max_num_image_tokens`; None: as many as take `max_num_tokens` patches, if the model takes images
     pub max_num_image_tokens: Option<u32>,
     /// `max_cached_image_tokens`
     pub max_cached_image_tokens: Option<u32>,

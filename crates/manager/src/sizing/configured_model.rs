@@ -342,8 +342,9 @@ impl ModelDimensions for ConfiguredModel<'_> {
         }
     }
 
-    fn takes_images(&self) -> bool {
-        self.source.is_some_and(|source| source.tower().is_some())
+    fn patches_per_image_token(&self) -> Option<u32> {
+        let tower = self.source?.tower()?;
+        Some((tower.num_patches() / tower.num_tokens().max(1)) as u32)
     }
 
     /// Of all ranks together: they are on one host, so what it has left is divided among them as they need it. On GPUs

@@ -33,9 +33,9 @@ pub trait ModelDimensions {
         false
     }
 
-    /// Whether prompts may have images.
-    fn takes_images(&self) -> bool {
-        false
+    /// Patches that its vision tower computes for a token of an image; `None` if prompts have no images.
+    fn patches_per_image_token(&self) -> Option<u32> {
+        None
     }
 
     /// Bytes of the recurrent states of a sequence, whatever its length; `None` if the model has none. A state sums up
@@ -185,8 +185,10 @@ pub fn engine_config(
         step_cost: None,
         draft_cost: None,
         num_adapter_pages: None,
-        images: model.takes_images().then(|| {
-            let max_num_image_tokens = settings.max_num_image_tokens.unwrap_or(max_num_tokens);
+        images: model.patches_per_image_token().map(|num_patches| {
+            // A patch takes about as long as a token.
+            let default = (max_num_tokens / num_patches.max(1)).max(1);
+            let max_num_image_tokens = settings.max_num_image_tokens.unwrap_or(default);
             image_limits(max_num_image_tokens, settings.max_cached_image_tokens)
         }),
         pools: settings.task.is_pooling(),
@@ -551,6 +553,7 @@ mod tests {
         fills_free_memory: bool,
         state_bytes: Option<u64>,
         can_run_ahead: bool,
+        patches_per_image_token: Option<u32>,
     }
 
     const ON_GPU: Changed = Changed {
@@ -559,6 +562,7 @@ mod tests {
         fills_free_memory: true,
         state_bytes: None,
         can_run_ahead: true,
+        patches_per_image_token: None,
     };
 
     const WITH_STATES: Changed = Changed {
@@ -567,6 +571,7 @@ mod tests {
         fills_free_memory: false,
         state_bytes: Some(1000),
         can_run_ahead: false,
+        patches_per_image_token: None,
     };
 
     impl ModelDimensions for Changed {
@@ -600,6 +605,36 @@ mod tests {
 
         fn can_run_ahead(&self) -> bool {
             self.can_run_ahead
+        }
+
+        fn patches_per_image_token(&self) -> Option<u32> {
+            self.patches_per_image_token
+        }
+    }
+
+    #[test]
+    fn a_step_encodes_as_many_patches_as_it_has_tokens() {
+        for (num_patches, parameters, expected) in [
+            (16, &[][..], (32, 8192)),
+            (1, &[], (512, 8192)),
+            (16, &[("max_num_tokens", "64")], (4, 8192)),
+            (1000, &[], (1, 8192)),
+            (16, &[("max_num_image_tokens", "9000")], (9000, 9000)),
+            (16, &[("max_cached_image_tokens", "100")], (32, 100)),
+        ] {
+            let model = Changed {
+                max_num_tokens: 512,
+                patches_per_image_token: Some(num_patches),
+                ..ON_GPU
+            };
+            let sized = engine_config(&config(parameters), &model, Some(1 << 30));
+            let images = sized.expect("good settings").images.expect("images");
+            let (max_num_tokens, max_cached_tokens) = expected;
+            let expected = ImageLimits {
+                max_num_tokens: Tokens(max_num_tokens),
+                max_cached_tokens: Tokens(max_cached_tokens),
+            };
+            assert_eq!(images, expected, "{parameters:?}");
         }
     }
 
