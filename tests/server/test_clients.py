@@ -176,7 +176,8 @@ REFUSED = [
     ("lora_task_id", 1, "this model has no adapters"),
     ("lora_name", "alpaca", "this model has no adapters"),
     ("prompt_embedding_table", "x", "text or token ids"),
-    ("image", "x", "images and videos"),
+    ("image", "x", "takes no images"),
+    ("video_bytes_input", "x", "videos"),
     ("request_type", "context_only", "context_and_generation"),
     ("embedding_bias_words", "fox", "one number for each text"),
 ]

@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import io
 import json
+import pathlib
 import random
 import struct
 import threading
@@ -15,6 +16,7 @@ import numpy
 import pytest
 from PIL import Image
 
+from harness import node
 from harness.clients import GrpcStream, Refused, generate, grpc, run, tensor
 from harness.front import Front, counts, named_events_of
 from harness.repository import QUEUED, SHAPES, STORIES, add_model
@@ -424,3 +426,12 @@ def test_official_packages_send_images(front):
         content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
         answer = client.messages.create(model="shapes", max_tokens=60, messages=[{"role": "user", "content": content}])
         assert answer.content[0].text == expected
+
+
+@pytest.mark.complete
+def test_the_sdk_of_vercel_shows_images(front, tmp_path):
+    drawn = scene(16)
+    drawn.draw().save(tmp_path / "drawing.png")
+    script = pathlib.Path(__file__).parent / "node" / "ai_sdk.mjs"
+    expected = scenes.sentence(drawn.description())
+    node.run_tests(script, FRONT=front.url, IMAGE=str(tmp_path / "drawing.png"), EXPECTED=expected)

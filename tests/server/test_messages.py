@@ -175,7 +175,7 @@ def test_an_answer_conforms_to_its_schema(front):
         (PATH, {"tempo": 1}, 400, "invalid_request_error", "tempo: Extra inputs are not permitted"),
         (PATH, {"n": 2}, 400, "invalid_request_error", "n: Extra inputs are not permitted"),
         (PATH, {"container": "c"}, 400, "invalid_request_error", "'container' is not supported"),
-        (PATH, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "'image'"),
+        (PATH, {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, 400, "invalid_request_error", "'document'"),
         (PATH, {"top_p": 7}, 400, "invalid_request_error", "'top_p': 7"),
         (PATH, {"stop_sequences": ["a" * 257]}, 400, "invalid_request_error", "'stop_sequences'"),
         (PATH, {"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice"),
