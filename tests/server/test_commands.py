@@ -86,7 +86,7 @@ def test_serve_answers_requests_to_the_demo_model_as_soon_as_it_is_ready(serve):
     connection = http.client.HTTPConnection("127.0.0.1", served.openai_port, timeout=60)
     connection.request("GET", "/live")
     events = (json.loads(line.removeprefix(b"data: ")) for line in connection.getresponse() if line.startswith(b"data: "))
-    assert next(events) == {"models": ["stories"]}
+    assert next(events) == {"models": ["shapes", "stories"]}
     generate(served, "stories", "Once upon a time", max_tokens=10)
     seen = next(events)
     assert seen["model"] == "stories" and seen["steps"]

@@ -8,7 +8,9 @@ import io
 import json
 import pathlib
 import random
+import re
 import struct
+import subprocess
 import threading
 import zlib
 
@@ -19,7 +21,7 @@ from PIL import Image
 from harness import node
 from harness.clients import GrpcStream, Refused, generate, grpc, run, tensor
 from harness.front import Front, counts, named_events_of
-from harness.repository import QUEUED, SHAPES, STORIES, add_model
+from harness.repository import QUEUED, ROOT, SHAPES, STORIES, add_model
 from harness.server import Server
 from shapes import scenes
 
@@ -98,7 +100,7 @@ def test_drawings_are_described_as_they_are(server, model):
         drawn = scene(seed)
         answer = asked(server, QUESTION, url_of(png(drawn.draw())), model=model)
         assert answer.text == scenes.sentence(drawn.description()), seed
-        assert answer.finish_reason == "stop"
+        assert answer.finish_reason == "end_id"
 
 
 def test_images_of_a_prompt_are_told_apart(server):
@@ -426,6 +428,21 @@ def test_official_packages_send_images(front):
         content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
         answer = client.messages.create(model="shapes", max_tokens=60, messages=[{"role": "user", "content": content}])
         assert answer.content[0].text == expected
+
+
+@pytest.mark.parametrize("page", ["images.md", "quick-start.md"])
+def test_the_example_of_the_documentation_sees_the_drawing(front, page):
+    (command,) = (block for block in fenced(page) if '"model": "shapes"' in block)
+    assert "localhost:9000" in command
+    command = command.replace("localhost:9000", front.address)
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    answer = json.loads(done.stdout)["choices"][0]["message"]["content"]
+    assert answer == "A yellow square at the top and a green cross at the bottom left."
+
+
+def fenced(page):
+    """The commands of a page of the book."""
+    return re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs/src" / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.complete
