@@ -45,8 +45,17 @@ def server(tmp_path_factory):
     add_model(repository, "tight", TIGHT, checkpoint=SHAPES)
     add_model(repository, "text_only", {"max_num_image_tokens": 0}, checkpoint=SHAPES)
     add_model(repository, "stories", checkpoint=STORIES)
+    cut_into_tiles(add_model(repository, "tiles", checkpoint=SHAPES))
     with Server(repository) as server:
         yield server
+
+
+def cut_into_tiles(folder):
+    """Images of the checkpoint in this folder become tiles, and a small copy of all of them."""
+    file = folder / "preprocessor_config.json"
+    fields = json.loads(file.read_text())
+    file.unlink()
+    file.write_text(json.dumps({**fields, "do_image_splitting": True, "size": {"longest_edge": 128}}))
 
 
 # Sequences are paused, contexts are cut within images, and few rows of images are kept.
@@ -110,6 +119,31 @@ def test_images_of_a_prompt_are_told_apart(server):
         for order, expected in ((urls, second), (urls[::-1], first), ([urls[0], urls[0]], first)):
             answer = asked(server, "What is in the second picture?", *order)
             assert answer.text == scenes.sentence(expected.description())
+
+
+# By SmolVLMProcessor and SmolVLMForConditionalGeneration of transformers 5.24 in f32, where no two tokens are nearly alike.
+OF_TILES = {
+    30: "A purple triangle at the bottom left.",
+    31: "A yellow square at the bottom.",
+    35: "A purple triangle at the bottom left and a yellow circle at the top right.",
+}
+
+
+@pytest.mark.parametrize("seed", OF_TILES)
+def test_tiles_are_those_of_transformers(server, seed):
+    image = scene(seed).draw(128).crop((0, 0, 128, 70))
+    options = dict(max_tokens=60, images=text_of(png(image)))
+    answer = generate(server, "tiles", prompt_of(QUESTION), exclude_input_in_output=True, **options)
+    assert answer.text == OF_TILES[seed]
+    assert answer.responses[0].num_input_tokens == 147
+    # Two rows of two tiles, and the whole image.
+    rows = "".join(
+        "".join(f"<fake_token_around_image><row_{row}_col_{column}>" + "<image>" * 16 for column in (1, 2)) + "\n"
+        for row in (1, 2)
+    )
+    whole = "<fake_token_around_image><global-img>" + "<image>" * 16 + "<fake_token_around_image>"
+    expected = f"<s><|user|>{rows}\n{whole}{QUESTION}<|assistant|>"
+    assert generate(server, "tiles", prompt_of(QUESTION), prompt_only=True, **options).text.startswith(expected)
 
 
 def test_an_image_may_come_in_any_form(server):
