@@ -191,12 +191,7 @@ fn load_driver(
             },
             judges_pairs: settings.is_original_qwen3_reranker,
             padding: spec.and_then(ModelSpec::padding),
-            images: match (&model.images, tokenizer) {
-                (Some(processor), Some(tokenizer)) => {
-                    Some(ImageReader::new(processor.clone(), tokenizer, settings)?)
-                }
-                _ => None,
-            },
+            images: image_reader(model, tokenizer)?,
         },
         post_processors: model.post_processors.clone(),
         guides: model.guides.clone(),
@@ -277,6 +272,19 @@ fn load_driver(
         }
     };
     Ok(LoadedDriver { driver, ranks })
+}
+
+/// Reads the images of a model that takes images and text.
+fn image_reader(
+    model: &Model,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Option<ImageReader>, LoadError> {
+    let tower = model.source.as_ref().and_then(|source| source.tower());
+    let (Some(processor), Some(tower), Some(tokenizer)) = (&model.images, tower, tokenizer) else {
+        return Ok(None);
+    };
+    let settings = &model.config.settings;
+    ImageReader::new(processor.clone(), tower.clone(), tokenizer, settings).map(Some)
 }
 
 /// The tokens that end a text: the checkpoint's, and its tokenizer's.

@@ -83,10 +83,9 @@ fn images_of(name: &str, prompt: &[TokenId], numbers: &[usize]) -> PromptImages 
         let start = prompt[end..].iter().position(|&token| token == IMAGE_TOKEN);
         let position = end + start.expect("a token for each row");
         end = position + num_tokens;
-        ImageSpan {
-            position: Tokens(position as u32),
-            image: PromptImage::new(number as u128, Tokens(num_tokens as u32), Arc::new(patches)),
-        }
+        let num_tokens = Tokens(num_tokens as u32);
+        let image = PromptImage::new(number as u128, num_tokens, Arc::new(patches));
+        ImageSpan::of(Tokens(position as u32), image)
     });
     PromptImages::new(spans.collect())
 }
@@ -449,10 +448,7 @@ fn a_batch_manager_refuses_images_that_its_tower_does_not_read() {
         panic!("{name} has two images in its prompt");
     };
     let refused = |manager: &mut BatchManager, image: PromptImage| {
-        let span = ImageSpan {
-            image,
-            ..span.clone()
-        };
+        let span = ImageSpan::of(span.position, image);
         let mut new = new_request(0, &request);
         new.images = PromptImages::new(vec![span]);
         let error = manager.add(new).expect_err("it is refused");

@@ -15,13 +15,18 @@ pub struct Image {
     contents: Arc<dyn Any + Send + Sync>,
 }
 
-/// An image, and its first token in the prompt. All of its tokens follow one another.
+/// Consecutive tokens of a prompt that stand for rows of an image. An image has one span or several, with text between
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageSpan {
     /// The position of its first token.
     pub position: Tokens,
     /// The image.
     pub image: Image,
+    /// The row of the first token.
+    pub first_row: Tokens,
+    /// Its tokens.
+    pub num_tokens: Tokens,
 }
 
 /// The images of a prompt.
@@ -74,14 +79,29 @@ impl fmt::Debug for Image {
 }
 
 impl ImageSpan {
+    /// The span of all rows of an image.
+    pub fn of(position: Tokens, image: Image) -> Self {
+        Self {
+            position,
+            first_row: Tokens::ZERO,
+            num_tokens: image.num_tokens,
+            image,
+        }
+    }
+
     /// The position behind its last token.
     pub fn end(&self) -> Tokens {
-        self.position + self.image.num_tokens
+        self.position + self.num_tokens
+    }
+
+    /// The row behind the one of its last token.
+    pub(super) fn end_row(&self) -> Tokens {
+        self.first_row + self.num_tokens
     }
 }
 
 impl PromptImages {
-    /// Images in order of their positions.
+    /// Spans in order of their positions. The spans of an image follow one another and have all of its rows, in order.
     pub fn new(spans: Vec<ImageSpan>) -> Self {
         Self {
             spans: spans.into(),
@@ -89,7 +109,7 @@ impl PromptImages {
         }
     }
 
-    /// The images, in order.
+    /// The spans, in order.
     pub fn spans(&self) -> &[ImageSpan] {
         &self.spans
     }
@@ -99,7 +119,7 @@ impl PromptImages {
         self.spans.is_empty()
     }
 
-    /// The images with tokens at these positions.
+    /// The spans with tokens at these positions.
     pub(super) fn within(&self, positions: Range<Tokens>) -> impl Iterator<Item = &ImageSpan> {
         let first = self
             .spans
@@ -131,23 +151,47 @@ impl PromptImages {
         Some(())
     }
 
-    /// Refuses images that are not in order, that overlap, that have no token, or that are not in the prompt.
+    /// Refuses spans that are not in order, that overlap, that have no token, or that are not in the prompt, and images
+    /// without some of their rows. So equal [keys](Self::keys) from the first token on mean equal rows.
     pub(super) fn check(&self, num_prompt_tokens: Tokens) -> Result<(), RequestError> {
         let mut end = Tokens::ZERO;
+        // The image whose rows are not complete.
+        let mut open: Option<&ImageSpan> = None;
         for (index, span) in self.spans.iter().enumerate() {
-            let last = u64::from(span.position.0) + u64::from(span.image.num_tokens.0);
+            let last = u64::from(span.position.0) + u64::from(span.num_tokens.0);
             let is_valid = span.position >= end
-                && span.image.num_tokens > Tokens::ZERO
+                && span.num_tokens > Tokens::ZERO
                 && last <= u64::from(num_prompt_tokens.0);
             if !is_valid {
                 return Err(RequestError::Invalid(format!(
-                    "image {index} has {} tokens from {} on, and has to have some in a prompt of \
-                     {num_prompt_tokens} tokens, behind the image before it, which ends at {end}",
-                    span.image.num_tokens, span.position
+                    "span {index} of images has {} tokens from {} on, and has to have some in a prompt of \
+                     {num_prompt_tokens} tokens, behind the span before it, which ends at {end}",
+                    span.num_tokens, span.position
                 )));
             }
             end = span.end();
+            let last_row = u64::from(span.first_row.0) + u64::from(span.num_tokens.0);
+            let continues = match open {
+                Some(before) => span.image == before.image && span.first_row == before.end_row(),
+                None => span.first_row == Tokens::ZERO,
+            };
+            let num_rows = u64::from(span.image.num_tokens.0);
+            if !continues || last_row > num_rows {
+                return Err(RequestError::Invalid(format!(
+                    "span {index} of images has {} rows from {} on of an image of {num_rows}: the spans of an image \
+                     have to have all of its rows in order, and no other image between them",
+                    span.num_tokens, span.first_row
+                )));
+            }
+            open = (last_row < num_rows).then_some(span);
         }
-        Ok(())
+        match open {
+            None => Ok(()),
+            Some(span) => Err(RequestError::Invalid(format!(
+                "the prompt has {} rows of an image of {}: give it the other ones as well",
+                span.end_row(),
+                span.image.num_tokens
+            ))),
+        }
     }
 }

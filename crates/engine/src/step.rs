@@ -251,7 +251,7 @@ impl Step {
             self.image_rows.push(ImageRows {
                 tokens: in_call(start)..in_call(end),
                 slot: slot_of(&span.image),
-                first_row: (start - span.position).0,
+                first_row: (span.first_row + (start - span.position)).0,
             });
         }
     }

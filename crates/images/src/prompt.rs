@@ -39,7 +39,8 @@ impl ImagePrompt {
         texts.collect()
     }
 
-    pub(crate) fn with_text(mut self, text: &str) -> Self {
+    /// The prompt with a text behind it.
+    pub fn with_text(mut self, text: &str) -> Self {
         match self.pieces.last_mut() {
             Some(PromptPiece::Text(last)) => last.push_str(text),
             _ => self.pieces.push(PromptPiece::Text(text.to_owned())),
@@ -47,7 +48,8 @@ impl ImagePrompt {
         self
     }
 
-    pub(crate) fn with_image_tokens(mut self, num_tokens: usize) -> Self {
+    /// The prompt with image tokens behind it.
+    pub fn with_image_tokens(mut self, num_tokens: usize) -> Self {
         match self.pieces.last_mut() {
             Some(PromptPiece::ImageTokens(last)) => *last += num_tokens,
             _ => self.pieces.push(PromptPiece::ImageTokens(num_tokens)),

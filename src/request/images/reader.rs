@@ -10,13 +10,14 @@
 use std::sync::Arc;
 
 use crate::request::images::given::GivenImage;
-use crate::request::images::store::{ImageStore, StoredImage};
+use crate::request::images::store::{ImageRun, ImageStore, StoredImage};
 use inflight_base::{LoadError, RequestError, TokenId, Tokens};
 use inflight_config::Settings;
 use inflight_engine::{Image, ImageSpan, PromptImages};
 use inflight_images::{
-    ImageError, ImageLimits, ImagePatches, ImageProcessor, ProcessedImage, PromptPiece,
+    ImageError, ImageLimits, ImagePatches, ImageProcessor, ImagePrompt, ProcessedImage, PromptPiece,
 };
+use inflight_runner::TowerSpec;
 use inflight_text::Tokenizer;
 use inflight_triton::Error;
 use sha2::{Digest, Sha256};
@@ -24,6 +25,7 @@ use sha2::{Digest, Sha256};
 /// Reads the images of a model's requests.
 pub struct ImageReader {
     processor: Arc<ImageProcessor>,
+    tower: TowerSpec,
     /// The token of an image's rows.
     token: TokenId,
     max_images: usize,
@@ -46,6 +48,7 @@ impl ImageReader {
     /// The tokenizer does not have the processor's image token.
     pub fn new(
         processor: Arc<ImageProcessor>,
+        tower: TowerSpec,
         tokenizer: &Tokenizer,
         settings: &Settings,
     ) -> Result<Self, LoadError> {
@@ -65,6 +68,7 @@ impl ImageReader {
             },
             store: ImageStore::new(settings.image_memory_bytes),
             processor,
+            tower,
         })
     }
 
@@ -158,7 +162,7 @@ impl ImageReader {
         let mut end = 0;
         let mut spans = Vec::new();
         for run in placed.images.iter().flat_map(|image| &image.runs) {
-            let len = run.num_tokens().index();
+            let len = run.num_tokens.index();
             let start = ids[end..].iter().position(|&id| id == self.token);
             let start = end + start.unwrap_or(ids.len() - end);
             end = start.saturating_add(len);
@@ -170,7 +174,9 @@ impl ImageReader {
             }
             spans.push(ImageSpan {
                 position: Tokens(start as u32),
-                image: run.clone(),
+                image: run.image.clone(),
+                first_row: run.first_row,
+                num_tokens: run.num_tokens,
             });
         }
         match ids[end..].contains(&self.token) {
@@ -224,55 +230,121 @@ impl ImageReader {
             .map_err(invalid)?;
         drop(pixels);
         let hash = Sha256::new().chain_update(hash).chain_update([key.1 as u8]);
-        let prompt = processed.prompt.clone();
-        let patches: Vec<_> = runs_of(processed)?.into_iter().map(Arc::new).collect();
-        let runs = patches.iter().enumerate().map(|(index, patches)| {
+        let ProcessedImage {
+            patches, prompt, ..
+        } = processed;
+        let patches = self.images_of(patches);
+        let images = patches.iter().enumerate().map(|(index, patches)| {
             let hash = hash.clone().chain_update((index as u64).to_le_bytes());
             let hash: [u8; 32] = hash.finalize().into();
             let hash = u128::from_le_bytes(*hash.first_chunk().expect("half of a hash"));
             Image::new(hash, Tokens(patches.num_tokens as u32), patches.clone())
         });
         let stored = StoredImage {
-            runs: runs.collect(),
+            runs: runs_of(&images.collect::<Vec<_>>(), &prompt),
             prompt,
         };
         self.store.add(key, stored, &patches)
     }
-}
 
-/// The patches of each run of image tokens: of all of the image, or of one tile.
-fn runs_of(processed: ProcessedImage) -> Result<Vec<ImagePatches>, RequestError> {
-    let ProcessedImage {
-        patches, prompt, ..
-    } = processed;
-    let runs = prompt.pieces().iter().filter_map(|piece| match piece {
-        PromptPiece::Text(_) => None,
-        PromptPiece::ImageTokens(num_tokens) => Some(*num_tokens),
-    });
-    let runs: Vec<_> = runs.collect();
-    if runs.len() == 1 {
-        return Ok(vec![patches]);
-    }
-    let num_patches = patches.num_patches();
-    if runs.len() != patches.tiles.len() || num_patches == 0 {
-        return Err(RequestError::Internal(format!(
-            "an image of {} tiles has {} runs of tokens",
-            patches.tiles.len(),
-            runs.len()
-        )));
-    }
-    let patch_len = patches.values.len() / num_patches;
-    let mut values = &patches.values[..];
-    let tiles = patches.tiles.iter().zip(runs);
-    Ok(tiles
-        .map(|(&tile, num_tokens)| {
+    /// The images that the engine is to know: the tiles of an image, if the tower reads each of them alone, so that a step
+    /// need not encode all.
+    fn images_of(&self, patches: ImagePatches) -> Vec<Arc<ImagePatches>> {
+        let num_tiles = patches.tiles.len();
+        if num_tiles < 2 || patches.num_tokens % num_tiles != 0 {
+            return vec![Arc::new(patches)];
+        }
+        let patch_len = patches.values.len() / patches.num_patches().max(1);
+        let mut values = &patches.values[..];
+        let tiles = patches.tiles.iter().map(|&tile| {
             let (own, rest) = values.split_at(tile.rows * tile.columns * patch_len);
             values = rest;
             ImagePatches {
                 values: own.to_vec(),
                 tiles: vec![tile],
-                num_tokens,
+                num_tokens: patches.num_tokens / num_tiles,
             }
-        })
-        .collect())
+        });
+        let tiles: Vec<_> = tiles.collect();
+        match tiles
+            .iter()
+            .all(|tile| self.tower.check_image(tile).is_ok())
+        {
+            true => tiles.into_iter().map(Arc::new).collect(),
+            false => vec![Arc::new(patches)],
+        }
+    }
+}
+
+/// The runs of image tokens of a prompt, each of one of its images.
+///
+/// ```text
+/// prompt   text  i i i i  text  i i        runs of 4 and 2 tokens
+/// images         | a| | b |     |c|        three of 2 tokens:   a b, c
+///                |       a      a |        one of 6 tokens:     rows 0 to 3, rows 4 and 5
+/// ```
+fn runs_of(images: &[Image], prompt: &ImagePrompt) -> Vec<ImageRun> {
+    let lens = prompt.pieces().iter().filter_map(|piece| match piece {
+        PromptPiece::Text(_) => None,
+        PromptPiece::ImageTokens(num_tokens) => Some(Tokens(*num_tokens as u32)),
+    });
+    let mut images = images.iter();
+    let mut open: Option<(&Image, Tokens)> = None;
+    let mut runs = Vec::new();
+    for mut left in lens {
+        while left > Tokens::ZERO {
+            let next = || Some((images.next()?, Tokens::ZERO));
+            let Some((image, first_row)) = open.take().or_else(next) else {
+                return runs;
+            };
+            let num_tokens = left.min(image.num_tokens() - first_row);
+            left -= num_tokens;
+            let end = first_row + num_tokens;
+            open = (end < image.num_tokens()).then_some((image, end));
+            runs.push(ImageRun {
+                image: image.clone(),
+                first_row,
+                num_tokens,
+            });
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(images: &[u32], lens: &[usize]) -> Vec<(u128, u32, u32)> {
+        let patches = |num_tokens: usize| ImagePatches {
+            values: Vec::new(),
+            tiles: Vec::new(),
+            num_tokens,
+        };
+        let images = images.iter().zip(0..).map(|(&num_tokens, hash)| {
+            Image::new(
+                hash,
+                Tokens(num_tokens),
+                Arc::new(patches(num_tokens as usize)),
+            )
+        });
+        let mut prompt = ImagePrompt::default();
+        for &len in lens {
+            prompt = prompt.with_text("a").with_image_tokens(len);
+        }
+        let runs = runs_of(&images.collect::<Vec<_>>(), &prompt);
+        let shown = |run: &ImageRun| (run.image.hash(), run.first_row.0, run.num_tokens.0);
+        runs.iter().map(shown).collect()
+    }
+
+    #[test]
+    fn runs_are_divided_among_images_and_images_among_runs() {
+        assert_eq!(runs(&[2, 2, 2], &[4, 2]), [(0, 0, 2), (1, 0, 2), (2, 0, 2)]);
+        assert_eq!(
+            runs(&[2, 2, 2], &[2, 2, 2]),
+            [(0, 0, 2), (1, 0, 2), (2, 0, 2)]
+        );
+        assert_eq!(runs(&[6], &[4, 2]), [(0, 0, 4), (0, 4, 2)]);
+        assert_eq!(runs(&[6], &[6]), [(0, 0, 6)]);
+    }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use inflight_base::RequestError;
+use inflight_base::{RequestError, Tokens};
 use inflight_engine::Image;
 use inflight_images::{ImagePatches, ImagePrompt};
 use inflight_triton::{Error, ErrorCode};
@@ -23,8 +23,19 @@ pub type ImageKey = ([u8; 32], usize);
 pub struct StoredImage {
     /// The text and the tokens in place of its placeholder.
     pub prompt: ImagePrompt,
-    /// The image of each run of image tokens in its prompt.
-    pub runs: Vec<Image>,
+    /// The runs of image tokens in its prompt.
+    pub runs: Vec<ImageRun>,
+}
+
+/// Consecutive image tokens.
+#[derive(Clone)]
+pub struct ImageRun {
+    /// The image, or the tile, whose rows they stand for.
+    pub image: Image,
+    /// The row of the first token.
+    pub first_row: Tokens,
+    /// The tokens.
+    pub num_tokens: Tokens,
 }
 
 /// The processed images of a model.
@@ -160,7 +171,6 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inflight_base::Tokens;
 
     /// An image of `num_values` values under the key `number`.
     fn add(store: &ImageStore, number: u8, num_values: usize) -> Result<Arc<StoredImage>, Error> {
@@ -171,7 +181,11 @@ mod tests {
         });
         let image = StoredImage {
             prompt: ImagePrompt::default(),
-            runs: vec![Image::new(number.into(), Tokens(1), patches.clone())],
+            runs: vec![ImageRun {
+                image: Image::new(number.into(), Tokens(1), patches.clone()),
+                first_row: Tokens(0),
+                num_tokens: Tokens(1),
+            }],
         };
         store.add(key(number), image, &[patches])
     }

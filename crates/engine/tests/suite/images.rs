@@ -1,13 +1,15 @@
 //! Images in prompts: what steps encode, what they keep, and which blocks prompts with images share.
 //!
-//! Images with the hashes 0, 1, 2 and 3 have 1, 4, 7 and 3 tokens (`num_image_tokens`).
+//! Images with the hashes 0, 1, 2 and 3 have 1, 4, 7 and 3 tokens (`num_image_tokens`). Image 6 has 3 tokens, a token of
+//! text, and 4 tokens (`num_rows_of_first_span`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
 use inflight_engine::{BlockReuse, EngineConfig, Image, ImageLimits, ImageSpan, PromptImages};
 
-use crate::support::{TestRequest, World, num_image_tokens, wide_config};
+use crate::support::{TestRequest, World, num_spanned_tokens, wide_config};
 
 fn config(max_num_tokens: u32, max_cached_tokens: u32) -> EngineConfig {
     EngineConfig {
@@ -29,7 +31,7 @@ fn request(len: u32, images: &[(u32, u128)]) -> TestRequest {
     let mut end = 0;
     let gaps = images.iter().map(|&(position, hash)| {
         let gap = position - end;
-        end = position + num_image_tokens(hash);
+        end = position + num_spanned_tokens(hash);
         (gap, hash)
     });
     request.place_images(&gaps.collect::<Vec<_>>());
@@ -86,6 +88,24 @@ fn a_chunk_may_end_within_an_image_whose_rows_are_kept() {
     assert_eq!(
         steps(&mut world),
         [(vec![2], 8), (vec![], 8), (vec![], 4), (vec![], 1)]
+    );
+}
+
+/// Of an image in two spans, each row is where its token is, and the token between them is one of text.
+#[test]
+fn the_spans_of_an_image_are_encoded_once() {
+    let mut world = World::new(config(100, 100));
+    world.add(request(20, &[(2, 6), (10, 6)])).expect("it fits");
+    assert_eq!(steps(&mut world), [(vec![6], 20), (vec![], 1)]);
+    // A chunk ends where the first span does.
+    let mut world = World::new(EngineConfig {
+        max_num_tokens: Tokens(8),
+        ..config(100, 7)
+    });
+    world.add(request(20, &[(5, 6)])).expect("it fits");
+    assert_eq!(
+        steps(&mut world),
+        [(vec![6], 8), (vec![], 8), (vec![], 4), (vec![], 1)]
     );
 }
 
@@ -173,6 +193,9 @@ fn prompts_share_blocks_with_equal_images_only() {
     assert_eq!(reused(&same, &same, whole), 20);
     assert_eq!(reused(&same, &other, whole), 4);
     assert_eq!(reused(&same, &other, BlockReuse::PartialBlocks), 6);
+    // An image in two spans, and another one with as many tokens in two spans.
+    assert_eq!(reused(&[(2, 6)], &[(2, 6)], whole), 20);
+    assert_eq!(reused(&[(2, 6)], &[(2, 10)], BlockReuse::PartialBlocks), 2);
 }
 
 /// Numbers of images mean nothing to another engine.
@@ -229,15 +252,29 @@ fn images_that_never_fit_are_refused() {
         let error = refused(&config, &images);
         assert!(error.contains(expected), "{error}");
     }
-    let span = |position, num_tokens| ImageSpan {
+    let image = |hash, num_tokens| Image::new(hash, Tokens(num_tokens), Arc::new(()));
+    let span = |position, num_tokens| ImageSpan::of(Tokens(position), image(1, num_tokens));
+    let part = |position, hash, rows: Range<u32>| ImageSpan {
         position: Tokens(position),
-        image: Image::new(1, Tokens(num_tokens), Arc::new(())),
+        image: image(hash, 6),
+        first_row: Tokens(rows.start),
+        num_tokens: Tokens(rows.end - rows.start),
     };
     for spans in [
         vec![span(18, 3)],
         vec![span(2, 0)],
         vec![span(2, 3), span(4, 2)],
         vec![span(u32::MAX, u32::MAX)],
+        // Rows that are missing, in another order, twice, too many, or with another image between them.
+        vec![part(2, 1, 0..5)],
+        vec![part(2, 1, 1..6)],
+        vec![part(2, 1, 0..3), part(6, 1, 4..6)],
+        vec![part(2, 1, 0..3), part(6, 1, 0..3)],
+        vec![part(2, 1, 3..6), part(6, 1, 0..3)],
+        vec![part(2, 1, 0..7)],
+        vec![part(2, 1, 0..3), part(6, 2, 3..6)],
+        vec![part(2, 1, 0..3), part(6, 2, 0..6), part(13, 1, 3..6)],
+        vec![part(2, 1, 0..3), part(6, 1, 3..u32::MAX)],
     ] {
         let mut world = World::new(config(100, 100));
         let mut request = TestRequest::of_lengths(20, 2).to_request(SequenceId(1));

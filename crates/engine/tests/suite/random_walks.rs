@@ -222,7 +222,7 @@ fn test_requests() -> impl Strategy<Value = TestRequest> {
             any::<bool>(),
             proptest::option::of(0u32..10),
             prop::bool::weighted(0.2),
-            vec((0u32..6, 0u128..4), 0..4),
+            vec((0u32..6, 0u128..7), 0..4),
         ),
     )
         .prop_map(|(tokens, priority, reuse, outputs, guesses, search)| {

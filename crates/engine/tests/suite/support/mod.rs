@@ -69,11 +69,34 @@ pub fn num_image_tokens(hash: u128) -> u32 {
     [1, 4, 7, 3][hash as usize % 4]
 }
 
-fn image_span(&(position, hash): &(u32, u128)) -> ImageSpan {
-    ImageSpan {
-        position: Tokens(position),
-        image: Image::new(hash, Tokens(num_image_tokens(hash)), Arc::new(hash)),
-    }
+/// The rows of the image with this hash in front of a token of text, if its rows are in two spans.
+pub fn num_rows_of_first_span(hash: u128) -> Option<u32> {
+    [None, None, Some(3), None][hash as usize % 4].filter(|_| hash >= 4)
+}
+
+/// The tokens from the first one of an image to its last one.
+pub fn num_spanned_tokens(hash: u128) -> u32 {
+    num_image_tokens(hash) + u32::from(num_rows_of_first_span(hash).is_some())
+}
+
+fn image_spans(&(position, hash): &(u32, u128)) -> Vec<ImageSpan> {
+    let num_tokens = num_image_tokens(hash);
+    let image = Image::new(hash, Tokens(num_tokens), Arc::new(hash));
+    let span = ImageSpan::of(Tokens(position), image);
+    let Some(num_rows) = num_rows_of_first_span(hash) else {
+        return vec![span];
+    };
+    let second = ImageSpan {
+        position: Tokens(position + num_rows + 1),
+        first_row: Tokens(num_rows),
+        num_tokens: Tokens(num_tokens - num_rows),
+        ..span.clone()
+    };
+    let first = ImageSpan {
+        num_tokens: Tokens(num_rows),
+        ..span
+    };
+    vec![first, second]
 }
 
 /// Finds that stop word.
@@ -143,7 +166,7 @@ impl TestRequest {
 
     pub fn to_request(&self, id: SequenceId) -> NewRequest {
         NewRequest {
-            images: PromptImages::new(self.images.iter().map(image_span).collect()),
+            images: PromptImages::new(self.images.iter().flat_map(image_spans).collect()),
             client_id: None,
             id,
             prompt: self.prompt.as_slice().into(),
@@ -174,12 +197,16 @@ impl TestRequest {
         let mut end = 0;
         for &(num_before, hash) in images {
             let start = end + num_before;
-            end = start + num_image_tokens(hash);
+            end = start + num_spanned_tokens(hash);
             if end as usize > self.prompt.len() {
                 return;
             }
-            self.prompt[start as usize..end as usize].fill(IMAGE_TOKEN);
             self.images.push((start, hash));
+            for position in start as usize..end as usize {
+                if self.row_at(position).is_some() {
+                    self.prompt[position] = IMAGE_TOKEN;
+                }
+            }
         }
     }
 
@@ -187,7 +214,12 @@ impl TestRequest {
     fn row_at(&self, position: usize) -> Option<(u128, u32)> {
         let images = self.images.iter();
         let mut at = images.filter_map(|&(start, hash)| {
-            let row = (position as u32).checked_sub(start)?;
+            let token = (position as u32).checked_sub(start)?;
+            let row = match num_rows_of_first_span(hash) {
+                Some(num_rows) if token == num_rows => return None,
+                Some(num_rows) if token > num_rows => token - 1,
+                _ => token,
+            };
             (row < num_image_tokens(hash)).then_some((hash, row))
         });
         at.next()
@@ -1401,8 +1433,9 @@ fn check_plan(
         let chunked = config.enable_chunked_context || config.scheme == BatchingScheme::V1;
         // After a pause, beams are computed together to where they part, and from there any number of tokens each.
         let has_beams = stream.request.width() > 1 && known.len() > stream.request.prompt.len();
-        let images = stream.request.images.iter();
-        let is_image = |position| images.clone().any(|(start, _)| *start == position);
+        let images = stream.request.images.iter().flat_map(image_spans);
+        let starts: Vec<_> = images.map(|span| span.position.0).collect();
+        let is_image = |position| starts.contains(&position);
         let is_bound = |position| position % block == 0 || is_image(position);
         match stream.generates {
             true => {
