@@ -251,7 +251,7 @@ impl ImageReader {
     /// need not encode all.
     fn images_of(&self, patches: ImagePatches) -> Vec<Arc<ImagePatches>> {
         let num_tiles = patches.tiles.len();
-        if num_tiles < 2 || patches.num_tokens % num_tiles != 0 {
+        if num_tiles < 2 || !patches.num_tokens.is_multiple_of(num_tiles) {
             return vec![Arc::new(patches)];
         }
         let patch_len = patches.values.len() / patches.num_patches().max(1);
