@@ -36,6 +36,16 @@ pub fn open_images(
             false => Ok((source, None)),
         };
     }
+    let num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size;
+    if is_wanted && num_ranks > 1 {
+        return Err(LoadError::Config {
+            problem: format!(
+                "max_num_image_tokens is set, and the model has {num_ranks} ranks; images are encoded by one process"
+            ),
+            remedy: "leave out tensor_parallel_size and pipeline_parallel_size, or set max_num_image_tokens to 0"
+                .to_owned(),
+        });
+    }
     if !is_wanted && !source.has_known_tower() {
         return Ok((source, None));
     }

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from harness.clients import Refused, generate
-from harness.repository import ALLOW_OLDEST, STORIES, add_model, add_synthetic
+from harness.repository import ALLOW_OLDEST, SHAPES, STORIES, add_model, add_synthetic
 from harness.server import Server
 from harness.synthetic import continuation
 
@@ -221,6 +221,34 @@ def test_a_bad_config_fails_to_load_and_says_what_to_write(explicit, request, pa
     name = "config_" + "".join(c if c.isalnum() else "_" for c in request.node.callspec.id)
     add_synthetic(explicit.repository, name, parameters, fields=fields)
     assert_load_fails(explicit, name, *words)
+
+
+IMAGE_CONFIGS = {
+    "images of several ranks": (SHAPES, {"tensor_parallel_size": 2}, ["2 ranks", "set max_num_image_tokens to 0"]),
+    "images of a text model": (STORIES, {}, ["images are taken by models of", "LlamaForCausalLM"]),
+    "images of an embedder": (SHAPES, {"task": "embed"}, ["max_num_image_tokens is set, and task is embed"]),
+}
+
+
+@pytest.mark.parametrize("checkpoint, parameters, words", IMAGE_CONFIGS.values(), ids=IMAGE_CONFIGS.keys())
+def test_a_model_that_is_to_take_images_and_cannot_fails_to_load(explicit, request, checkpoint, parameters, words):
+    name = request.node.callspec.id.replace(" ", "_")
+    add_model(explicit.repository, name, {**parameters, "max_num_image_tokens": 64}, checkpoint=checkpoint)
+    assert_load_fails(explicit, name, *words)
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
+def test_a_model_without_its_processor_takes_text_and_says_why(explicit, file):
+    name = f"without_{file.partition('.')[0]}"
+    version = add_model(explicit.repository, name)
+    shutil.copytree(SHAPES, version, dirs_exist_ok=True)
+    (version / file).write_text("{")
+    assert explicit.load(name) is None
+    (warning,) = (line for line in explicit.log().splitlines() if f"{name}: takes no images" in line)
+    assert file in warning and "set max_num_image_tokens to 0" in warning
+    assert generate(explicit, name, "What", max_tokens=2).text
+    with pytest.raises(Refused, match="takes no images"):
+        generate(explicit, name, "<image>", images="AAAA")
 
 
 DELAYS = {

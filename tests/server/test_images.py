@@ -112,6 +112,32 @@ def test_drawings_are_described_as_they_are(server, model):
         assert answer.finish_reason == "end_id"
 
 
+# What computes and schedules a model differs.
+WAYS = {
+    "beams": {"max_beam_width": 2},
+    "lockstep": {"gpt_model_type": "V1"},
+    "whole_prompts": {"enable_chunked_context": "false"},
+    "int4": {"weight_only_precision": "int4"},
+    "drafts": {"speculation": "prompt_lookup"},
+    "overlap": {"enable_trt_overlap": "true"},
+    "int8_cache": {"kv_cache_dtype": "int8"},
+    "static": {"batch_scheduler_policy": "static_batch"},
+    "no_reuse": {"enable_kv_cache_reuse": "false"},
+}
+
+
+def test_drawings_are_seen_however_a_model_is_computed(tmp_path):
+    for name, parameters in WAYS.items():
+        add_model(tmp_path / "repository", name, parameters, checkpoint=SHAPES)
+    with Server(tmp_path / "repository") as server:
+        for name in WAYS:
+            options = {"beam_width": 2, "n": 1} if name == "beams" else {}
+            for seed in range(3):
+                drawn = scene(seed)
+                answer = asked(server, QUESTION, url_of(png(drawn.draw())), model=name, **options)
+                assert answer.text == scenes.sentence(drawn.description()), name
+
+
 def test_images_of_a_prompt_are_told_apart(server):
     for seed in range(4):
         first, second = scene(100 + seed, 1), scene(200 + seed, 1)

@@ -51,7 +51,8 @@ impl<D: Device> ImageEncoder<D> {
     ) -> Result<Self, LoadError> {
         let ops = D::STATES.ok_or_else(|| {
             LoadError::Resource(format!(
-                "the images of {} are encoded on the CPU only: use an instance_group of kind KIND_CPU",
+                "the images of {} are encoded on the CPU only: use an instance_group of kind KIND_CPU, or set \
+                 max_num_image_tokens to 0",
                 spec.encoder.family
             ))
         })?;
