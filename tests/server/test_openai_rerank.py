@@ -144,6 +144,20 @@ def test_a_mistake_is_named_in_the_words_of_text_embeddings_inference(front, pat
     assert (answer.status, answer.json["error_type"]) == (status, kind) and answer.json["error"], answer
 
 
+def test_models_are_not_asked_for_their_configurations_by_each_request(server, front):
+    front.post("/embed", inputs="a b c")
+    start = server.log_path.stat().st_size
+    server.http("POST", "/v2/logging", json.dumps({"log_verbose_level": 1}))
+    try:
+        for _ in range(4):
+            front.post("/embed", inputs="a b c")
+    finally:
+        server.http("POST", "/v2/logging", json.dumps({"log_verbose_level": 0}))
+    log = server.log(start)
+    num_calls = {name: log.count(f"Done for {name},") for name in ("RepositoryIndex", "ModelConfig")}
+    assert num_calls["RepositoryIndex"] >= 4 and num_calls["ModelConfig"] <= len(MODELS), num_calls
+
+
 def test_the_root_is_of_the_only_task(front):
     ranks = front.post("/", query=QUERY, texts=DOCUMENTS)
     assert ranks == front.post("/rerank", query=QUERY, texts=DOCUMENTS)

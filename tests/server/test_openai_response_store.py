@@ -157,6 +157,14 @@ def test_a_mistake_is_named(front, fields, param):
     assert (answer.status, answer.json["error"]["param"]) == (400, param), answer
 
 
+def test_the_index_of_a_wrong_item_counts_the_items_of_the_request(front):
+    first = front.post(PATH, **ASK, input=TEXT)
+    items = [{"role": "user", "content": "And?"}, {"type": "item_reference", "id": "a"}]
+    answer = front.call("POST", PATH, {**ASK, "input": items, "previous_response_id": first["id"]})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "input"), answer
+    assert answer.json["error"]["message"].startswith("'input[1]'"), answer
+
+
 def test_responses_are_of_the_key_that_asked_for_them(server, tmp_path):
     (tmp_path / "keys").write_text("sk-one\nsk-two\n")
     one, two = ({"Authorization": f"Bearer sk-{name}"} for name in ("one", "two"))

@@ -9,21 +9,31 @@ use crate::messages::text;
 /// The most items of a request.
 const MAX_ITEMS: usize = 16384;
 
-/// The messages that a field `input` is, behind the instructions.
+/// The messages that a field `input` is, behind the instructions and the stored items that the request continues.
 ///
 /// # Errors
 /// It is no text and no list of items, or has an item that is none of a conversation.
-pub fn messages(input: Option<Value>, instructions: Option<&str>) -> Result<Vec<Value>, Error> {
-    let expected = format!("a text or a list of 1 to {MAX_ITEMS} items");
+pub fn messages(
+    stored: Vec<Value>,
+    input: Option<Value>,
+    instructions: Option<&str>,
+) -> Result<Vec<Value>, Error> {
+    let min_items = usize::from(stored.is_empty());
+    let max_items = MAX_ITEMS.saturating_sub(stored.len());
+    let expected = format!("a text or a list of {min_items} to {max_items} items");
     let system = instructions.map(|text| json!({"role": "system", "content": text}));
     let mut messages: Vec<_> = system.into_iter().collect();
+    for item in stored {
+        add(&mut messages, item)
+            .map_err(|problem| Error::field("input", format!("a stored item: {problem}")))?;
+    }
     match input {
         None => {
             let problem = format!("'input' is missing: give {expected}");
             return Err(Error::field("input", problem));
         }
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
-        Some(Value::Array(items)) if (1..=MAX_ITEMS).contains(&items.len()) => {
+        Some(Value::Array(items)) if (min_items..=max_items).contains(&items.len()) => {
             for (index, item) in items.into_iter().enumerate() {
                 add(&mut messages, item).map_err(|problem| {
                     Error::field("input", format!("'input[{index}]': {problem}"))
@@ -143,12 +153,13 @@ mod tests {
             {"role": "assistant", "tool_calls": [called("3")]},
             {"role": "assistant", "content": "So."},
         ]);
-        let found = messages(Some(items), Some("Be brief.")).expect("sound");
+        let found = messages(Vec::new(), Some(items), Some("Be brief.")).expect("sound");
         assert_eq!(Value::Array(found), expected);
     }
 
     #[test]
     fn what_is_no_item_of_a_conversation_is_named() {
+        let stored = json!({"role": "user", "content": "Hi"});
         for (item, words) in [
             (
                 json!({"type": "item_reference", "id": "a"}),
@@ -162,7 +173,7 @@ mod tests {
             (json!({"type": "function_call", "name": "f"}), "'call_id'"),
             (json!({"role": "user", "content": 1}), "'content'"),
         ] {
-            let error = messages(Some(json!([item])), None).expect_err(words);
+            let error = messages(vec![stored.clone()], Some(json!([item])), None).expect_err(words);
             assert!(
                 error.message.starts_with("'input[0]'") && error.message.contains(words),
                 "{}",

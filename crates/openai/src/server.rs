@@ -33,7 +33,7 @@ use crate::keys::{Client, Keys};
 use crate::live::Live;
 use crate::load::{Held, Load};
 use crate::metrics::{Traffic, aliases, counted, failed_models};
-use crate::models::{self, Model};
+use crate::models::{self, KnownModels, Model};
 use crate::names::Names;
 use crate::origins::{self, Origin};
 use crate::pooled::{Output, Pooled};
@@ -137,6 +137,7 @@ struct Server {
     body_room: Arc<Semaphore>,
     triton: Triton,
     adapters: Adapters,
+    known_models: KnownModels,
     limits: Limits,
     load: Arc<Load>,
     started: u64,
@@ -163,6 +164,7 @@ pub fn router(
         body_room: Arc::new(Semaphore::new(limits.max_body_bytes)),
         triton,
         adapters,
+        known_models: KnownModels::default(),
         limits,
         load: Load::new(limits.max_requests),
         started: ids::now(),
@@ -346,6 +348,7 @@ async fn control_model(
         "load" => triton.load(name).await?,
         _ => triton.unload(name).await?,
     }
+    server.known_models.clear();
     Ok(json_response(
         &json!({"id": name, "object": "model", "is_loaded": verb == "load"}),
     ))
@@ -408,8 +411,8 @@ async fn respond(
     content.grow(server.room(history.num_bytes)?, history.num_bytes);
     let num_bytes = content.num_bytes();
     let read = || {
-        let input = fields.give_back(history, &mut body);
-        let request = Responses::read(body, ids::random())?;
+        let input = fields.give_back(&mut body);
+        let request = Responses::continued(history.items, body, ids::random())?;
         let target = store.target(owner, &fields, input, content.room.take())?;
         Ok(request.stored(&fields, target))
     };
@@ -532,7 +535,7 @@ async fn of_only_model(
     if body.has("texts") {
         return server.rank_texts(triton, content, body).await;
     }
-    let models = server.models_of(server.triton.models().await?).await;
+    let models = server.known_models().await?;
     let has_task = |task| models.iter().any(|model| model.has_task(task));
     let tasks = [Embedding::TASK, Classes::TASK].map(has_task);
     match tasks {
@@ -617,6 +620,18 @@ impl Server {
         });
         let models = stream::iter(models).buffered(MAX_INPUTS_AT_ONCE);
         models.collect().await
+    }
+
+    /// The models that are ready, whose configurations may be as they were ten seconds ago.
+    async fn known_models(&self) -> Result<Vec<Model>, Error> {
+        let names = self.triton.models().await?;
+        let now = Instant::now();
+        if let Some(models) = self.known_models.get(&names, now) {
+            return Ok(models);
+        }
+        let models = self.models_of(names).await;
+        self.known_models.set(models.clone(), now);
+        Ok(models)
     }
 
     /// The models that are ready, and their adapters, as far as a client may use them.
@@ -810,7 +825,7 @@ impl Server {
 
     /// The model with a task that a request means which names none.
     async fn only_model_of_task(&self, task: &str) -> Result<String, Error> {
-        let models = self.models_of(self.triton.models().await?).await;
+        let models = self.known_models().await?;
         let of_task = models.into_iter().filter(|model| model.has_task(task));
         only(of_task.map(|model| model.name).collect())
     }

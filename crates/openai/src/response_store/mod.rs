@@ -235,15 +235,12 @@ impl StoreFields {
         })
     }
 
-    /// Gives the request its input back, behind the items that it continues. Returns the input alone, as JSON.
-    pub fn give_back(&mut self, history: History, body: &mut Body) -> Arc<str> {
+    /// Gives the request its input back. Returns the input as JSON.
+    pub fn give_back(&mut self, body: &mut Body) -> Arc<str> {
         let input = Value::Array(std::mem::take(&mut self.input));
         let json = input.to_string().into();
-        if let Value::Array(own) = input
-            && !body.has("input")
-        {
-            let items = history.items.into_iter().chain(own);
-            body.put("input", items.collect());
+        if !body.has("input") {
+            body.put("input", input);
         }
         json
     }
