@@ -149,7 +149,10 @@ def test_a_response_in_the_background_that_fails_says_so(front):
         ({"input": 5}, "input"),
         ({"background": True, "store": False}, "background"),
         ({"background": True, "stream": True}, "stream"),
-        ({"conversation": "conv-1"}, "conversation"),
+        ({"conversation": 5}, "conversation"),
+        ({"conversation": {"name": "x"}}, "conversation"),
+        ({"conversation": "conv-1", "store": False}, "conversation"),
+        ({"conversation": "conv-1", "previous_response_id": "resp-1"}, "conversation"),
     ],
 )
 def test_a_mistake_is_named(front, fields, param):

@@ -246,10 +246,13 @@ pub const RESPONSES: &[Field] = &[
         "leave it out, or shorten the input",
         |value| *value == json!([]),
     ),
-    refused(
+    field(
         "conversation",
-        "send the items of the conversation as 'input': nothing is stored",
-        |_| false,
+        Fate::Refused {
+            instead: "start the server with --response-store, or send the items of the conversation as 'input': nothing is stored",
+            unless: |_| false,
+        },
+        "taken with `--response-store`: the [conversation](#conversations) that the request continues, and to which its items and those of the response are added",
     ),
     refused("image", "leave it out: models here write text", |_| false),
     read(

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::Error;
 use crate::body::wrong;
 use crate::messages::text;
+use crate::{Error, ids};
 
 /// The most items of a request.
 const MAX_ITEMS: usize = 16384;
@@ -43,6 +43,52 @@ pub fn messages(
         Some(other) => return Err(wrong("input", &other, &expected)),
     }
     Ok(messages)
+}
+
+/// The items of a field, as a conversation has them.
+///
+/// # Errors
+/// It is no list of items, or has an item that is none of a conversation.
+pub fn new_items(name: &str, value: Value) -> Result<Vec<Value>, Error> {
+    let expected = format!("a list of at most {MAX_ITEMS} items");
+    let Value::Array(items) = value else {
+        return Err(wrong(name, &value, &expected));
+    };
+    if items.len() > MAX_ITEMS {
+        let problem = format!("'{name}' has {} items, and is no {expected}", items.len());
+        return Err(Error::field(name, problem));
+    }
+    let mut messages = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        add(&mut messages, item.clone())
+            .map_err(|problem| Error::field(name, format!("'{name}[{index}]': {problem}")))?;
+    }
+    Ok(items.into_iter().map(stored).collect())
+}
+
+/// An item of a request as a conversation has it: with an id, a type, and a list as the content of a message.
+pub fn stored(mut item: Value) -> Value {
+    if item["type"].is_null() {
+        item["type"] = json!("message");
+    }
+    let beginning = match item["type"].as_str() {
+        Some("message") => "msg-",
+        Some("reasoning") => "rs-",
+        Some("function_call") => "fc-",
+        _ => "item-",
+    };
+    item["id"] = json!(ids::id(beginning));
+    if item["status"].is_null() {
+        item["status"] = json!("completed");
+    }
+    if let Value::String(text) = &item["content"] {
+        let kind = match item["role"] == "assistant" {
+            true => "output_text",
+            false => "input_text",
+        };
+        item["content"] = json!([{"type": kind, "text": text}]);
+    }
+    item
 }
 
 /// Adds an item to a conversation. What the model has thought, said and called in one turn is one message.
@@ -155,6 +201,24 @@ mod tests {
         ]);
         let found = messages(Vec::new(), Some(items), Some("Be brief.")).expect("sound");
         assert_eq!(Value::Array(found), expected);
+    }
+
+    #[test]
+    fn an_item_of_a_conversation_has_an_id_and_a_list_as_content() {
+        let items = json!([{"role": "user", "content": "Hi"}, {"type": "message", "role": "assistant", "content": [], "id": 5}]);
+        let items = new_items("items", items).expect("sound");
+        let content = json!([{"type": "input_text", "text": "Hi"}]);
+        let id = &items[0]["id"];
+        let expected = json!({"role": "user", "content": content, "type": "message", "id": id, "status": "completed"});
+        assert_eq!(items[0], expected);
+        assert!(items.iter().all(|item| item["id"].is_string()));
+        for wrong in [
+            json!({}),
+            json!([{"role": "user"}, {"type": "web_search_call"}]),
+        ] {
+            let error = new_items("items", wrong).expect_err("no items");
+            assert!(error.message.starts_with("'items"), "{}", error.message);
+        }
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //! | `chunk.rs`, `logprobs.rs`, `token_text.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, log-probabilities of messages, the text of a token, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
 //! | `answer.rs`, `parts.rs` | the replies to the prompts of a request; the parts of a reply |
-//! | `body.rs`, `encodings.rs` | a JSON object of which fields are taken one by one; compressed bodies |
+//! | `content.rs`, `body.rs`, `encodings.rs` | the bodies of requests; a JSON object of which fields are taken one by one; compressed bodies |
+//! | `json_response.rs` | a JSON value as a response |
 //! | `names.rs` | what a client calls what the backend's refusals name |
 //! | `generation.rs` | a request for text, and the responses to it, in Triton's tensors |
 //! | `listener.rs`, `tls.rs` | the connections of clients, and their encryption |
@@ -22,7 +23,7 @@
 //! | `metrics.rs`, `triton_metrics.rs` | metrics of this server and of tritonserver |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `trace.rs` | traces that requests belong to |
-//! | `response_store/`, `background.rs` | stored responses, and responses in the background |
+//! | `response_store/`, `stored.rs`, `conversations.rs`, `background.rs` | stored responses and conversations, the paths of both, and responses in the background |
 //! | `keys.rs`, `rights.rs`, `access_log.rs` | who may send requests, how many and for what; a line for each |
 //! | `page.rs`, `page.html` | the page at `/` |
 //! | `live.rs`, `step_file.rs` | the steps of the models as they happen; the files that they are read from |
@@ -39,6 +40,8 @@ pub mod chat_answer;
 pub mod chunk;
 pub mod classes;
 pub mod completions;
+pub mod content;
+pub mod conversations;
 pub mod embeddings;
 pub mod encodings;
 pub mod endpoint;
@@ -48,6 +51,7 @@ pub mod generation;
 pub mod ids;
 pub mod input;
 pub mod items;
+pub mod json_response;
 pub mod keys;
 pub mod listener;
 pub mod live;
@@ -72,6 +76,7 @@ pub mod scores;
 pub mod server;
 pub mod sse;
 pub mod step_file;
+pub mod stored;
 pub mod tei;
 pub mod tls;
 pub mod token_text;

@@ -34,6 +34,10 @@ impl Responses {
     pub fn stored(mut self, fields: &StoreFields, target: Option<StoreTarget>) -> Self {
         let repeated = [
             ("background", json!(fields.is_background)),
+            (
+                "conversation",
+                json!(fields.conversation.as_ref().map(|id| json!({"id": id}))),
+            ),
             ("previous_response_id", json!(fields.previous)),
             ("store", json!(target.is_some())),
         ];
