@@ -3,11 +3,11 @@
 //! | file | noun |
 //! |---|---|
 //! | `server.rs` | the paths, the limits, and what all endpoints share |
-//! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `classes.rs`, `scores.rs`, `rerank.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
+//! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `classes.rs`, `scores.rs`, `pooling.rs`, `rerank.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
 //! | `endpoint.rs`, `pooled.rs` | the interfaces of conversations, and of pooling models |
 //! | `anthropic/` | Anthropic's Messages API |
 //! | `tei/` | the API of Text Embeddings Inference |
-//! | `adapters.rs` | names of models with adapters |
+//! | `adapters.rs`, `prompts.rs`, `place.rs` | names of models with adapters; the prompts of embedding models; where files of a model are |
 //! | `sampling.rs`, `messages.rs`, `items.rs`, `input.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation; items of `/v1/responses`; prompts |
 //! | `chunk.rs`, `logprobs.rs`, `token_text.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, log-probabilities of messages, the text of a token, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
@@ -64,7 +64,10 @@ pub mod names;
 pub mod origins;
 pub mod page;
 pub mod parts;
+pub mod place;
 pub mod pooled;
+pub mod pooling;
+pub mod prompts;
 pub mod protocol;
 pub mod rerank;
 pub mod response_store;

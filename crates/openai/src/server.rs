@@ -13,7 +13,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 
 use crate::access_log::{REQUEST_ID, logged};
-use crate::adapters::Adapters;
+use crate::adapters::{Adapters, split};
 use crate::answer::{Answer, Answers};
 use crate::anthropic::fields::COUNT_TOKENS;
 use crate::anthropic::request::Messages;
@@ -36,11 +36,13 @@ use crate::models::{self, KnownModels, Model};
 use crate::names::Names;
 use crate::origins::{self, Origin};
 use crate::pooled::{Output, Pooled};
+use crate::pooling::Pooling;
+use crate::prompts::Prompts;
 use crate::protocol::ModelInferRequest;
 use crate::rerank::{CohereError, Rerank};
 use crate::response_store::{ResponseStore, StoreFields};
 use crate::responses::Responses;
-use crate::scores::Scores;
+use crate::scores::{Score, Scores};
 use crate::sse::Chunks;
 use crate::tei::embed::Embed;
 use crate::tei::errors::Refusal;
@@ -60,6 +62,8 @@ pub struct Access {
     pub options: Option<Vec<String>>,
     /// The metrics of tritonserver. None without `--triton-metrics`.
     pub metrics: Option<TritonMetrics>,
+    /// The prompts of embedding models.
+    pub prompts: Prompts,
     /// Stored responses. None without `--response-store`.
     pub store: Option<ResponseStore>,
     /// Whether clients may load and unload models.
@@ -86,6 +90,7 @@ struct Server {
     bodies: Arc<Bodies>,
     triton: Triton,
     adapters: Adapters,
+    prompts: Prompts,
     known_models: KnownModels,
     limits: Limits,
     load: Arc<Load>,
@@ -116,6 +121,7 @@ pub fn router(
         bodies: bodies.clone(),
         triton,
         adapters,
+        prompts: access.prompts,
         known_models: KnownModels::default(),
         limits,
         load: Load::new(limits.max_requests),
@@ -139,6 +145,7 @@ pub fn router(
         .route("/score", post(pooled::<Scores>))
         .route("/v1/score", post(pooled::<Scores>))
         .route("/classify", post(pooled::<Classify>))
+        .route("/pooling", post(pooling))
         .route("/embed", post(worded::<Embed, Refusal>))
         .route("/predict", post(worded::<Predict, Refusal>))
         .route("/", post(of_only_model))
@@ -412,6 +419,26 @@ async fn rerank(
     }
 }
 
+/// The numbers of texts, by the task of the model.
+async fn pooling(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
+    let triton = server.triton_for(&request);
+    let (content, body) = server.bodies.fields(request).await?;
+    let name = body.text_of("model").unwrap_or_default();
+    let models = server.known_models().await?;
+    let model = models.iter().find(|model| model.name == split(name).0);
+    let has_task = |task| model.is_some_and(|model| model.has_task(task));
+    if has_task(Classes::TASK) {
+        server.pool::<Pooling<Classes>>(triton, content, body).await
+    } else if has_task(Score::TASK) {
+        server.pool::<Pooling<Score>>(triton, content, body).await
+    } else {
+        // Of a model without a task, or that is not there, the error says so.
+        server
+            .pool::<Pooling<Embedding>>(triton, content, body)
+            .await
+    }
+}
+
 /// The vectors, classes or order of texts, by the task of the only model that has one of these tasks.
 async fn of_only_model(
     State(server): State<Arc<Server>>,
@@ -589,10 +616,15 @@ impl Server {
             None => self.only_model_of_task(P::Output::TASK).await?,
         };
         let id = ids::id(P::ID);
+        let embeds = P::Output::TASK == Embedding::TASK;
+        let before = match embeds || texts.prompt().is_some() {
+            true => self.prompts.before(&model, texts.prompt())?,
+            false => "",
+        };
         let num_at_once = self.num_at_once(texts.num());
         let _held = self.hold(num_at_once)?;
         let outputs = (0..texts.num()).map(|index| {
-            let message = texts.message(index, &id, &model, P::Output::NAMES);
+            let message = texts.message(index, &id, &model, before, P::Output::NAMES);
             triton.pool(message, texts.names())
         });
         let outputs = stream::iter(outputs).buffered(num_at_once);

@@ -8,26 +8,6 @@ use super::database::{Database, History, json_of, unreadable};
 use crate::keys::Owner;
 use crate::{Error, ids};
 
-/// The tables. The items of a conversation are removed with it.
-pub(super) const TABLES: &str = "
-    CREATE TABLE conversations (
-        number INTEGER PRIMARY KEY AUTOINCREMENT,
-        id TEXT NOT NULL UNIQUE,
-        owner BLOB NOT NULL,
-        metadata TEXT NOT NULL,
-        num_bytes INTEGER NOT NULL,
-        created_at INTEGER NOT NULL,
-        used_at INTEGER NOT NULL
-    );
-    CREATE INDEX conversations_by_age ON conversations (used_at, number);
-    CREATE TABLE conversation_items (
-        number INTEGER PRIMARY KEY AUTOINCREMENT,
-        conversation INTEGER NOT NULL REFERENCES conversations (number) ON DELETE CASCADE,
-        id TEXT NOT NULL,
-        item TEXT NOT NULL
-    );
-    CREATE INDEX items_of_conversations ON conversation_items (conversation, number);
-";
 /// The bytes that a conversation counts for without its items and metadata.
 const NUM_BYTES: u64 = 256;
 /// The field of a request that names a conversation.

@@ -9,12 +9,31 @@ use axum::http::StatusCode;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Value, json};
 
-use super::conversations::TABLES;
 use crate::keys::Owner;
 use crate::{Error, ids};
 
 /// The version of the database's tables.
 const VERSION: i32 = 2;
+/// The tables of conversations. The items of a conversation are removed with it.
+const TABLES: &str = "
+    CREATE TABLE conversations (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner BLOB NOT NULL,
+        metadata TEXT NOT NULL,
+        num_bytes INTEGER NOT NULL,
+        created_at INTEGER NOT NULL,
+        used_at INTEGER NOT NULL
+    );
+    CREATE INDEX conversations_by_age ON conversations (used_at, number);
+    CREATE TABLE conversation_items (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        conversation INTEGER NOT NULL REFERENCES conversations (number) ON DELETE CASCADE,
+        id TEXT NOT NULL,
+        item TEXT NOT NULL
+    );
+    CREATE INDEX items_of_conversations ON conversation_items (conversation, number);
+";
 /// The most responses before one, in a chain.
 const MAX_CHAIN: usize = 4096;
 
