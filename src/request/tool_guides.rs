@@ -373,7 +373,10 @@ pub(super) fn automatic(
     let is_guided = !parallel || functions.iter().any(|function| function.is_strict);
     let has_mark = !matches!(
         format,
-        ToolCallFormat::Llama3 | ToolCallFormat::Pythonic | ToolCallFormat::Harmony
+        ToolCallFormat::Llama3
+            | ToolCallFormat::Pythonic
+            | ToolCallFormat::XLam
+            | ToolCallFormat::Harmony
     );
     if !is_guided || !has_mark {
         return None;
@@ -440,6 +443,23 @@ fn blocks(
             separator: Some(""),
         }
     };
+    let in_functions = |opener: &'static str, close: &str| {
+        let of_function = |function: &Function<'_>| {
+            let any_arguments = only_strict && !function.is_strict;
+            let begin = text(&format!("\n<function={}>\n", function.name));
+            let end = text(&format!("</function>\n{close}"));
+            Structure::Sequence(vec![
+                begin,
+                function.marked_arguments(&QWEN_CODER, any_arguments),
+                end,
+            ])
+        };
+        Blocks {
+            opener,
+            rest: Structure::Or(functions.iter().map(of_function).collect()),
+            separator: Some("\n"),
+        }
+    };
     let invokes = |opener: &'static str, marks: &ArgumentMarks, around: [&str; 2], end: &str| {
         let of_function = |function: &Function<'_>| {
             let any_arguments = only_strict && !function.is_strict;
@@ -455,28 +475,46 @@ fn blocks(
         }
     };
     match format {
-        ToolCallFormat::Hermes => Blocks {
+        ToolCallFormat::Hermes | ToolCallFormat::Ernie => Blocks {
             opener: "<tool_call>",
             rest: one_of(in_json("arguments", "\n", "\n</tool_call>")),
             separator: Some("\n"),
         },
-        ToolCallFormat::QwenCoder => {
-            let of_function = |function: &Function<'_>| {
-                let any_arguments = only_strict && !function.is_strict;
-                let begin = text(&format!("\n<function={}>\n", function.name));
-                let end = text("</function>\n</tool_call>");
-                Structure::Sequence(vec![
-                    begin,
-                    function.marked_arguments(&QWEN_CODER, any_arguments),
-                    end,
-                ])
-            };
+        ToolCallFormat::LongCat => Blocks {
+            opener: "<longcat_tool_call>",
+            rest: one_of(in_json("arguments", "\n", "\n</longcat_tool_call>")),
+            separator: Some("\n"),
+        },
+        ToolCallFormat::InternLm => Blocks {
+            opener: "<|action_start|><|plugin|>",
+            rest: one_of(in_json("parameters", "\n", "<|action_end|>")),
+            separator: None,
+        },
+        ToolCallFormat::Granite20b => Blocks {
+            opener: "<function_call>",
+            rest: one_of(in_json("arguments", " ", "")),
+            separator: Some(""),
+        },
+        ToolCallFormat::GigaChat => Blocks {
+            opener: "function call<|role_sep|>",
+            rest: one_of(in_json("arguments", "\n", "")),
+            separator: None,
+        },
+        ToolCallFormat::MiniMaxM1 => {
+            let calls = several(in_json("arguments", "", ""), "\n");
             Blocks {
-                opener: "<tool_call>",
-                rest: Structure::Or(functions.iter().map(of_function).collect()),
-                separator: Some("\n"),
+                opener: "<tool_calls>",
+                rest: Structure::Sequence(vec![text("\n"), calls, text("\n</tool_calls>")]),
+                separator: None,
             }
         }
+        ToolCallFormat::XLam => Blocks {
+            opener: "[",
+            rest: Structure::Sequence(vec![several(in_json("arguments", "", ""), ", "), text("]")]),
+            separator: None,
+        },
+        ToolCallFormat::QwenCoder => in_functions("<tool_call>", "</tool_call>"),
+        ToolCallFormat::SeedOss => in_functions("<seed:tool_call>", "</seed:tool_call>"),
         ToolCallFormat::Glm => {
             let of_function = |function: &Function<'_>| {
                 let any_arguments = only_strict && !function.is_strict;
@@ -646,7 +684,15 @@ mod tests {
     use inflight_sampling::Guide;
     use inflight_text::{ParameterTypes, ReplyFormat, ReplyParts, ReplyStart};
 
-    const FORMATS: [ToolCallFormat; 20] = [
+    const FORMATS: [ToolCallFormat; 28] = [
+        ToolCallFormat::Ernie,
+        ToolCallFormat::LongCat,
+        ToolCallFormat::InternLm,
+        ToolCallFormat::Granite20b,
+        ToolCallFormat::GigaChat,
+        ToolCallFormat::MiniMaxM1,
+        ToolCallFormat::XLam,
+        ToolCallFormat::SeedOss,
         ToolCallFormat::Dsml,
         ToolCallFormat::Hunyuan,
         ToolCallFormat::Nemotron,
@@ -731,7 +777,13 @@ mod tests {
                     most_calls = most_calls.max(parts.calls.len());
                 }
             }
-            let is_single = matches!(format, ToolCallFormat::Llama3 | ToolCallFormat::Harmony);
+            let is_single = matches!(
+                format,
+                ToolCallFormat::Llama3
+                    | ToolCallFormat::Harmony
+                    | ToolCallFormat::InternLm
+                    | ToolCallFormat::GigaChat
+            );
             assert_eq!(most_calls > 1, !is_single, "{format:?}");
         }
     }

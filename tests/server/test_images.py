@@ -147,7 +147,7 @@ def test_images_of_a_prompt_are_told_apart(server):
             assert answer.text == scenes.sentence(expected.description())
 
 
-# By SmolVLMProcessor and SmolVLMForConditionalGeneration of transformers 5.24 in f32, where no two tokens are nearly alike.
+# By SmolVLMProcessor and SmolVLMForConditionalGeneration of transformers 5.24 in f32: no two tokens are nearly alike.
 OF_TILES = {
     30: "A purple triangle at the bottom left.",
     31: "A yellow square at the bottom.",

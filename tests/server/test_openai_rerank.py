@@ -2,11 +2,14 @@
 numbers of transformers and sentence-transformers."""
 
 import json
+import os
+import subprocess
 
 import numpy
 import pytest
 
 from harness.clients import infer
+from harness.front import Front
 from harness.repository import ROOT, add_model
 from harness.server import Server
 
@@ -133,7 +136,7 @@ def test_a_mistake_is_named_in_the_words_of_openai(front, path, fields, status, 
     "path, fields, status, kind",
     [
         ("/embed", {"model": "reranker", "inputs": "a"}, 413, "Validation"),
-        ("/embed", {"inputs": "a", "prompt_name": "query"}, 413, "Validation"),
+        ("/embed", {"inputs": "a", "prompt_name": 5}, 413, "Validation"),
         ("/embed", {"model": "nobody", "inputs": "a"}, 404, "Validation"),
         ("/predict", {"inputs": [["a", "b", "c"]]}, 413, "Validation"),
         ("/rerank", {"texts": ["a"]}, 413, "Validation"),
@@ -142,6 +145,67 @@ def test_a_mistake_is_named_in_the_words_of_openai(front, path, fields, status, 
 def test_a_mistake_is_named_in_the_words_of_text_embeddings_inference(front, path, fields, status, kind):
     answer = front.call("POST", path, fields)
     assert (answer.status, answer.json["error_type"]) == (status, kind) and answer.json["error"], answer
+
+
+def test_pooling_gives_the_numbers_of_each_task(front):
+    texts_ = ["a b c", "d"]
+
+    def numbers(model, **more):
+        return [entry["data"] for entry in front.post("/pooling", model=model, input=texts_, **more)["data"]]
+
+    vectors = front.post("/v1/embeddings", model="embedder", input=texts_)["data"]
+    assert numbers("embedder", task="embed") == [entry["embedding"] for entry in vectors]
+    assert [len(vector) for vector in numbers("embedder", dimensions=4)] == [4, 4]
+    classes = front.post("/classify", model="classifier", input=texts_)["data"]
+    assert numbers("classifier") == [entry["probs"] for entry in classes]
+    assert [len(scores) for scores in numbers("reranker")] == [1, 1]
+    for fields, param in [({"model": "embedder", "task": "score"}, "task"), ({"model": "tales"}, "model")]:
+        answer = front.call("POST", "/pooling", {"input": "a", **fields})
+        assert answer.status in (400, 404), answer
+        assert answer.json["error"]["param"] == param, answer
+
+
+def test_prompts_stand_before_texts(server, tmp_path):
+    prompts = {"prompts": {"query": "a b ", "passage": "d "}, "default_prompt_name": None}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+
+    with Front(server, f"--prompts=embedder={tmp_path}") as front:
+
+        def vector(text, **more):
+            return front.post("/v1/embeddings", model="embedder", input=text, **more)["data"][0]["embedding"]
+
+        query = vector("a b c")
+        assert query != vector("c")
+        assert vector("c", prompt_name="query") == vector("c", input_type="search_query") == query
+        assert vector("c", input_type="document") == vector("d c")
+        assert front.post("/embed", inputs="c", prompt_name="query") == front.post("/embed", inputs="a b c")
+        assert front.post("/pooling", model="embedder", input="c", input_type="query")["data"][0]["data"] == query
+        answer = front.call("POST", "/v1/embeddings", {"model": "embedder", "input": "c", "prompt_name": "title"})
+        assert answer.status == 400 and "'passage' or 'query'" in answer.json["error"]["message"], answer
+    (tmp_path / "wrong.json").write_text("[")
+    command = [os.environ["INFLIGHT_OPENAI"], "--port=0", f"--triton={server.grpc_url}", f"--prompts=m={tmp_path}/wrong.json"]
+    wrong = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 1 and "wrong.json: it is not JSON" in wrong.stderr
+
+
+def test_prompts_that_are_not_known_are_refused(front):
+    for path, fields in [("/v1/embeddings", {"input": "c"}), ("/pooling", {"input": "c"}), ("/embed", {"inputs": "c"})]:
+        answer = front.call("POST", path, {"model": "embedder", "prompt_name": "query", **fields})
+        assert answer.status in (400, 413) and "--prompts embedder=PATH" in json.dumps(answer.json), answer
+
+
+def test_models_are_not_asked_for_their_configurations_by_each_request(server, front):
+    front.post("/embed", inputs="a b c")
+    start = server.log_path.stat().st_size
+    server.http("POST", "/v2/logging", json.dumps({"log_verbose_level": 1}))
+    try:
+        for _ in range(4):
+            front.post("/embed", inputs="a b c")
+    finally:
+        server.http("POST", "/v2/logging", json.dumps({"log_verbose_level": 0}))
+    log = server.log(start)
+    num_calls = {name: log.count(f"Done for {name},") for name in ("RepositoryIndex", "ModelConfig")}
+    assert num_calls["RepositoryIndex"] >= 4 and num_calls["ModelConfig"] <= len(MODELS), num_calls
 
 
 def test_the_root_is_of_the_only_task(front):

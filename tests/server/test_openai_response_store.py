@@ -149,12 +149,23 @@ def test_a_response_in_the_background_that_fails_says_so(front):
         ({"input": 5}, "input"),
         ({"background": True, "store": False}, "background"),
         ({"background": True, "stream": True}, "stream"),
-        ({"conversation": "conv-1"}, "conversation"),
+        ({"conversation": 5}, "conversation"),
+        ({"conversation": {"name": "x"}}, "conversation"),
+        ({"conversation": "conv-1", "store": False}, "conversation"),
+        ({"conversation": "conv-1", "previous_response_id": "resp-1"}, "conversation"),
     ],
 )
 def test_a_mistake_is_named(front, fields, param):
     answer = front.call("POST", PATH, {**ASK, "input": TEXT, **fields})
     assert (answer.status, answer.json["error"]["param"]) == (400, param), answer
+
+
+def test_the_index_of_a_wrong_item_counts_the_items_of_the_request(front):
+    first = front.post(PATH, **ASK, input=TEXT)
+    items = [{"role": "user", "content": "And?"}, {"type": "item_reference", "id": "a"}]
+    answer = front.call("POST", PATH, {**ASK, "input": items, "previous_response_id": first["id"]})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "input"), answer
+    assert answer.json["error"]["message"].startswith("'input[1]'"), answer
 
 
 def test_responses_are_of_the_key_that_asked_for_them(server, tmp_path):

@@ -79,6 +79,22 @@ pub enum ToolCallFormat {
     Gemma4,
     /// `<start_function_call>call:name{...}<end_function_call>`
     FunctionGemma,
+    /// `<tool_call>{...}</tool_call>`, and other text between `<response>` and `</response>`.
+    Ernie,
+    /// `<longcat_tool_call>{...}</longcat_tool_call>`
+    LongCat,
+    /// `<|action_start|><|plugin|>{...}<|action_end|>`
+    InternLm,
+    /// `{...}` behind `<function_call>`.
+    Granite20b,
+    /// `{...}` behind `function call<|role_sep|>` or `<|function_call|>`.
+    GigaChat,
+    /// Lines of JSON between `<tool_calls>` and `</tool_calls>`.
+    MiniMaxM1,
+    /// `<seed:tool_call><function=...><parameter=...>...</parameter></function></seed:tool_call>`
+    SeedOss,
+    /// A list in JSON and nothing else.
+    XLam,
     /// Messages of GPT-OSS to `functions`.
     Harmony,
 }
@@ -93,6 +109,7 @@ impl ReplyParser<ReasoningFormat> {
         ("deepseek_v3", Self::Named(ReasoningFormat::Think)),
         ("olmo3", Self::Named(ReasoningFormat::Think)),
         ("minimax_m2", Self::Named(ReasoningFormat::Think)),
+        ("ernie45", Self::Named(ReasoningFormat::Think)),
         ("deepseek_r1", Self::Named(ReasoningFormat::DeepSeekR1)),
         ("mistral", Self::Named(ReasoningFormat::Mistral)),
         ("seed_oss", Self::Named(ReasoningFormat::SeedOss)),
@@ -111,7 +128,18 @@ impl ReplyParser<ToolCallFormat> {
         ("none", Self::None),
         ("hermes", Self::Named(ToolCallFormat::Hermes)),
         ("qwen3_coder", Self::Named(ToolCallFormat::QwenCoder)),
+        ("qwen3_xml", Self::Named(ToolCallFormat::QwenCoder)),
+        ("step3p5", Self::Named(ToolCallFormat::QwenCoder)),
+        ("seed_oss", Self::Named(ToolCallFormat::SeedOss)),
+        ("ernie45", Self::Named(ToolCallFormat::Ernie)),
+        ("longcat", Self::Named(ToolCallFormat::LongCat)),
+        ("internlm", Self::Named(ToolCallFormat::InternLm)),
+        ("granite-20b-fc", Self::Named(ToolCallFormat::Granite20b)),
+        ("gigachat3", Self::Named(ToolCallFormat::GigaChat)),
+        ("minimax", Self::Named(ToolCallFormat::MiniMaxM1)),
+        ("xlam", Self::Named(ToolCallFormat::XLam)),
         ("llama3_json", Self::Named(ToolCallFormat::Llama3)),
+        ("llama4_json", Self::Named(ToolCallFormat::Llama3)),
         ("mistral", Self::Named(ToolCallFormat::Mistral)),
         ("deepseek_v3", Self::Named(ToolCallFormat::DeepSeek)),
         ("deepseek_v31", Self::Named(ToolCallFormat::DeepSeek)),

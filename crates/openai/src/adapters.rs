@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 
 use serde_json::Value;
+
+use crate::place::Place;
 
 /// Between the names of a model and of an adapter.
 const SEPARATOR: char = ':';
@@ -25,29 +26,6 @@ pub fn split(name: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Where the adapters of a model are: `MODEL=PATH`. The path is the model's `lora_dir`, or its `multi_lora.json`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    model: String,
-    path: PathBuf,
-}
-
-impl FromStr for Place {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once('=') {
-            Some((model, path)) if !model.is_empty() && !path.is_empty() => Ok(Self {
-                model: model.to_owned(),
-                path: path.into(),
-            }),
-            _ => Err(
-                "give MODEL=PATH, where PATH is the model's lora_dir or multi_lora.json".to_owned(),
-            ),
-        }
-    }
-}
-
 /// The adapters that are listed beside their models.
 #[derive(Clone, Debug, Default)]
 pub struct Adapters(Vec<Place>);
@@ -59,9 +37,7 @@ impl Adapters {
     /// A place cannot be read.
     pub fn of(places: Vec<Place>) -> Result<Self, String> {
         for place in &places {
-            place
-                .names()
-                .map_err(|error| format!("{}: {error}", place.path.display()))?;
+            names_at(&place.path).map_err(|error| format!("{}: {error}", place.path.display()))?;
         }
         Ok(Self(places))
     }
@@ -71,7 +47,7 @@ impl Adapters {
     pub fn names(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for place in &self.0 {
-            let names = place.names().unwrap_or_default().into_iter();
+            let names = names_at(&place.path).unwrap_or_default().into_iter();
             let names = names.map(|name| format!("{}{SEPARATOR}{name}", place.model));
             all.entry(place.model.clone()).or_default().extend(names);
         }
@@ -79,13 +55,12 @@ impl Adapters {
     }
 }
 
-impl Place {
-    fn names(&self) -> io::Result<Vec<String>> {
-        if self.path.is_dir() {
-            folders(&self.path)
-        } else {
-            names_in(&self.path)
-        }
+/// The adapters in a model's `lora_dir`, or in its `multi_lora.json`.
+fn names_at(path: &Path) -> io::Result<Vec<String>> {
+    if path.is_dir() {
+        folders(path)
+    } else {
+        names_in(path)
     }
 }
 
@@ -121,6 +96,8 @@ fn names_in(path: &Path) -> io::Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::str::FromStr;
+
     use super::*;
 
     #[test]

@@ -91,9 +91,8 @@ impl Body {
         if rights.has_all_models() {
             return Ok(self);
         }
-        let text = |name: &str| self.fields.get(name).and_then(Value::as_str);
-        let model = text("model").unwrap_or_default();
-        let name = match text("lora_name") {
+        let model = self.text_of("model").unwrap_or_default();
+        let name = match self.text_of("lora_name") {
             Some(adapter) => format!("{model}:{adapter}"),
             None => model.to_owned(),
         };
@@ -120,6 +119,11 @@ impl Body {
     /// Whether a field is given and nothing has taken it.
     pub fn has(&self, name: &str) -> bool {
         self.fields.contains_key(name)
+    }
+
+    /// A text that stays in the body; `None` if it is something else.
+    pub fn text_of(&self, name: &str) -> Option<&str> {
+        self.fields.get(name).and_then(Value::as_str)
     }
 
     /// Gives a field a value.

@@ -66,6 +66,11 @@ impl Pooled for Classify {
 }
 
 impl Classes {
+    /// The probability of each class.
+    pub fn probs(&self) -> &[f32] {
+        &self.probs
+    }
+
     /// The classes with their probabilities, the most probable first.
     pub fn ranked(&self) -> impl Iterator<Item = (&str, f32)> {
         let class = |index: usize| (self.labels[index].as_str(), self.probs[index]);

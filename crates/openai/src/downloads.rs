@@ -21,11 +21,11 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
-use tokio::task::block_in_place;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::Error;
+use crate::beside_streams::beside_streams;
 use crate::tls;
 
 /// The most images of a request that are downloaded.
@@ -102,7 +102,8 @@ impl Downloads {
     /// # Errors
     /// A URL is not of one of the hosts, or what is there is not downloaded within the limits.
     pub async fn fill(&self, bytes: &[u8], max_bytes: usize) -> Result<Option<Vec<u8>>, Error> {
-        let Some(mut body) = block_in_place(|| body_with_urls(bytes)) else {
+        let read = beside_streams(bytes.len(), || body_with_urls(bytes));
+        let Some(mut body) = read.await else {
             return Ok(None);
         };
         let mut images = images_of(&mut body);

@@ -12,6 +12,7 @@ use crate::generation::floats;
 use crate::input::inputs;
 use crate::names::Names;
 use crate::pooled::{MAX_TEXTS, Output, Pooled, Texts, num_tokens, sound, usage};
+use crate::prompts::PromptChoice;
 use crate::protocol::ModelInferResponse;
 
 /// A request for the vectors of some texts.
@@ -37,20 +38,12 @@ impl Pooled for Embeddings {
     fn read(mut body: Body) -> Result<Self, Error> {
         let model = body.model()?;
         let inputs = inputs(&mut body, "input", MAX_TEXTS)?;
-        let is_base64 = match body.text("encoding_format")?.as_deref() {
-            None | Some("float") => false,
-            Some("base64") => true,
-            Some(other) => {
-                return Err(wrong(
-                    "encoding_format",
-                    &json!(other),
-                    "'float' or 'base64'",
-                ));
-            }
-        };
+        let is_base64 = is_base64(&mut body)?;
+        let prompt = PromptChoice::read(&mut body)?;
         let options = body.into_options(EMBEDDINGS)?;
         Ok(Self {
-            texts: Texts::new(Some(model), inputs, options, Names::of("input"))?,
+            texts: Texts::new(Some(model), inputs, options, Names::of("input"))?
+                .with_prompt(prompt),
             is_base64,
         })
     }
@@ -66,10 +59,7 @@ impl Pooled for Embeddings {
             .map(|(index, embedding)| Entry {
                 object: "embedding",
                 index,
-                embedding: match self.is_base64 {
-                    true => Numbers::Base64(base64(&embedding.vector)),
-                    false => Numbers::Floats(&embedding.vector),
-                },
+                embedding: Numbers::new(&embedding.vector, self.is_base64),
             });
         json!({
             "object": "list",
@@ -103,11 +93,40 @@ struct Entry<'a> {
     embedding: Numbers<'a>,
 }
 
+/// Numbers in an answer.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Numbers<'a> {
+pub enum Numbers<'a> {
+    /// A list.
     Floats(&'a [f32]),
+    /// The bytes of the numbers.
     Base64(String),
+}
+
+impl<'a> Numbers<'a> {
+    /// These numbers in the encoding that a request asks for.
+    pub fn new(numbers: &'a [f32], is_base64: bool) -> Self {
+        match is_base64 {
+            true => Self::Base64(base64(numbers)),
+            false => Self::Floats(numbers),
+        }
+    }
+}
+
+/// Whether a field `encoding_format` asks for base64.
+///
+/// # Errors
+/// It is another encoding.
+pub fn is_base64(body: &mut Body) -> Result<bool, Error> {
+    match body.text("encoding_format")?.as_deref() {
+        None | Some("float") => Ok(false),
+        Some("base64") => Ok(true),
+        Some(other) => Err(wrong(
+            "encoding_format",
+            &json!(other),
+            "'float' or 'base64'",
+        )),
+    }
 }
 
 /// Numbers of four bytes each, little-endian, as OpenAI's own client reads them.

@@ -246,10 +246,13 @@ pub const RESPONSES: &[Field] = &[
         "leave it out, or shorten the input",
         |value| *value == json!([]),
     ),
-    refused(
+    field(
         "conversation",
-        "send the items of the conversation as 'input': nothing is stored",
-        |_| false,
+        Fate::Refused {
+            instead: "start the server with --response-store, or send the items of the conversation as 'input': nothing is stored",
+            unless: |_| false,
+        },
+        "taken with `--response-store`: the [conversation](#conversations) that the request continues. The items of the request and of the response are added to it",
     ),
     refused("image", "leave it out: models here write text", |_| false),
     read(
@@ -337,6 +340,8 @@ pub const EMBEDDINGS: &[Field] = &[
     ),
     option("dimensions", "the first so many elements of each vector"),
     read("encoding_format", "`float` or `base64`"),
+    PROMPT_NAME,
+    INPUT_TYPE,
     USER,
 ];
 
@@ -393,6 +398,34 @@ pub const CLASSIFY: &[Field] = &[
     USER,
 ];
 
+/// Fields of `/pooling`.
+pub const POOLING: &[Field] = &[
+    MODEL,
+    read(
+        "input",
+        "a text, a list of token ids, or a list of at most 2048 of those",
+    ),
+    read(
+        "task",
+        "`embed`, `classify` or `score`, if it is the task of the model. Numbers of single tokens are refused",
+    ),
+    option("dimensions", "the first so many elements of each vector"),
+    read("encoding_format", "`float` or `base64`"),
+    PROMPT_NAME,
+    INPUT_TYPE,
+    USER,
+];
+
+/// The name of a prompt.
+pub const PROMPT_NAME: Field = read(
+    "prompt_name",
+    "the [prompt](openai.md#prompts) of the model that stands before each text",
+);
+/// The kind of text, which chooses a prompt.
+pub const INPUT_TYPE: Field = read(
+    "input_type",
+    "instead of `prompt_name`: `query` (or `search_query`), `document` (or `passage`, `search_document`), or the name of a prompt",
+);
 const ONLY_MODEL: Field = read(
     "model",
     "as elsewhere; without it, the only model that there is",
@@ -450,6 +483,7 @@ pub const ENDPOINTS: &[(&str, &[Field])] = &[
     ("rerank", RERANK),
     ("score", SCORE),
     ("classify", CLASSIFY),
+    ("pooling", POOLING),
     ("tokenize", TOKENIZE),
     ("detokenize", DETOKENIZE),
 ];

@@ -2,28 +2,37 @@
 
 use serde_json::{Value, json};
 
-use crate::Error;
 use crate::body::wrong;
-use crate::contents;
+use crate::{Error, ids, message_content};
 
 /// The most items of a request.
 const MAX_ITEMS: usize = 16384;
 
-/// The messages that a field `input` is, behind the instructions.
+/// The messages that a field `input` is, behind the instructions and the stored items that the request continues.
 ///
 /// # Errors
 /// It is no text and no list of items, or has an item that is none of a conversation.
-pub fn messages(input: Option<Value>, instructions: Option<&str>) -> Result<Vec<Value>, Error> {
-    let expected = format!("a text or a list of 1 to {MAX_ITEMS} items");
+pub fn messages(
+    stored: Vec<Value>,
+    input: Option<Value>,
+    instructions: Option<&str>,
+) -> Result<Vec<Value>, Error> {
+    let min_items = usize::from(stored.is_empty());
+    let max_items = MAX_ITEMS.saturating_sub(stored.len());
+    let expected = format!("a text or a list of {min_items} to {max_items} items");
     let system = instructions.map(|text| json!({"role": "system", "content": text}));
     let mut messages: Vec<_> = system.into_iter().collect();
+    for item in stored {
+        add(&mut messages, item)
+            .map_err(|problem| Error::field("input", format!("a stored item: {problem}")))?;
+    }
     match input {
         None => {
             let problem = format!("'input' is missing: give {expected}");
             return Err(Error::field("input", problem));
         }
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
-        Some(Value::Array(items)) if (1..=MAX_ITEMS).contains(&items.len()) => {
+        Some(Value::Array(items)) if (min_items..=max_items).contains(&items.len()) => {
             for (index, item) in items.into_iter().enumerate() {
                 add(&mut messages, item).map_err(|problem| {
                     Error::field("input", format!("'input[{index}]': {problem}"))
@@ -33,6 +42,52 @@ pub fn messages(input: Option<Value>, instructions: Option<&str>) -> Result<Vec<
         Some(other) => return Err(wrong("input", &other, &expected)),
     }
     Ok(messages)
+}
+
+/// The items of a field, as a conversation has them.
+///
+/// # Errors
+/// It is no list of items, or has an item that is none of a conversation.
+pub fn new_items(name: &str, value: Value) -> Result<Vec<Value>, Error> {
+    let expected = format!("a list of at most {MAX_ITEMS} items");
+    let Value::Array(items) = value else {
+        return Err(wrong(name, &value, &expected));
+    };
+    if items.len() > MAX_ITEMS {
+        let problem = format!("'{name}' has {} items, and is no {expected}", items.len());
+        return Err(Error::field(name, problem));
+    }
+    let mut messages = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        add(&mut messages, item.clone())
+            .map_err(|problem| Error::field(name, format!("'{name}[{index}]': {problem}")))?;
+    }
+    Ok(items.into_iter().map(stored).collect())
+}
+
+/// An item of a request as a conversation has it: with an id, a type, and a list as the content of a message.
+pub fn stored(mut item: Value) -> Value {
+    if item["type"].is_null() {
+        item["type"] = json!("message");
+    }
+    let beginning = match item["type"].as_str() {
+        Some("message") => "msg-",
+        Some("reasoning") => "rs-",
+        Some("function_call") => "fc-",
+        _ => "item-",
+    };
+    item["id"] = json!(ids::id(beginning));
+    if item["status"].is_null() {
+        item["status"] = json!("completed");
+    }
+    if let Value::String(text) = &item["content"] {
+        let kind = match item["role"] == "assistant" {
+            true => "output_text",
+            false => "input_text",
+        };
+        item["content"] = json!([{"type": kind, "text": text}]);
+    }
+    item
 }
 
 /// Adds an item to a conversation. What the model has thought, said and called in one turn is one message.
@@ -50,7 +105,9 @@ fn add(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
         "message" => {
             let role = word("role")?;
             let content = match (&*role, &item["content"]) {
-                ("user", Value::Array(parts)) => parts_of("content", contents::content(parts))?,
+                ("user", Value::Array(parts)) => {
+                    parts_of("content", message_content::content(parts))?
+                }
                 (_, content) => text(content, "content")?.into(),
             };
             let last = messages.last_mut().filter(|last| {
@@ -112,7 +169,7 @@ fn text(value: &Value, name: &str) -> Result<String, String> {
     match value {
         Value::Null => Ok(String::new()),
         Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => parts_of(name, contents::text(parts)),
+        Value::Array(parts) => parts_of(name, message_content::text(parts)),
         _ => Err(format!("'{name}' is no text and no list of parts")),
     }
 }
@@ -149,12 +206,31 @@ mod tests {
             {"role": "assistant", "tool_calls": [called("3")]},
             {"role": "assistant", "content": "So."},
         ]);
-        let found = messages(Some(items), Some("Be brief.")).expect("sound");
+        let found = messages(Vec::new(), Some(items), Some("Be brief.")).expect("sound");
         assert_eq!(Value::Array(found), expected);
     }
 
     #[test]
+    fn an_item_of_a_conversation_has_an_id_and_a_list_as_content() {
+        let items = json!([{"role": "user", "content": "Hi"}, {"type": "message", "role": "assistant", "content": [], "id": 5}]);
+        let items = new_items("items", items).expect("sound");
+        let content = json!([{"type": "input_text", "text": "Hi"}]);
+        let id = &items[0]["id"];
+        let expected = json!({"role": "user", "content": content, "type": "message", "id": id, "status": "completed"});
+        assert_eq!(items[0], expected);
+        assert!(items.iter().all(|item| item["id"].is_string()));
+        for wrong in [
+            json!({}),
+            json!([{"role": "user"}, {"type": "web_search_call"}]),
+        ] {
+            let error = new_items("items", wrong).expect_err("no items");
+            assert!(error.message.starts_with("'items"), "{}", error.message);
+        }
+    }
+
+    #[test]
     fn what_is_no_item_of_a_conversation_is_named() {
+        let stored = json!({"role": "user", "content": "Hi"});
         for (item, words) in [
             (
                 json!({"type": "item_reference", "id": "a"}),
@@ -168,7 +244,7 @@ mod tests {
             (json!({"type": "function_call", "name": "f"}), "'call_id'"),
             (json!({"role": "user", "content": 1}), "'content'"),
         ] {
-            let error = messages(Some(json!([item])), None).expect_err(words);
+            let error = messages(vec![stored.clone()], Some(json!([item])), None).expect_err(words);
             assert!(
                 error.message.starts_with("'input[0]'") && error.message.contains(words),
                 "{}",

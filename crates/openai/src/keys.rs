@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
 
@@ -28,6 +29,14 @@ pub struct Client {
     pub owner: Owner,
     /// The rights of its key.
     pub rights: Arc<Rights>,
+}
+
+impl Client {
+    /// The client that a request comes from.
+    pub fn of(request: &Request) -> Self {
+        let client = request.extensions().get::<Self>();
+        client.cloned().unwrap_or_default()
+    }
 }
 
 /// The keys that clients may have. Without any, no client needs one.

@@ -8,15 +8,18 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use clap::Parser;
-use inflight_openai::adapters::{Adapters, Place};
+use inflight_openai::adapters::Adapters;
 use inflight_openai::background::Background;
+use inflight_openai::content::Limits;
 use inflight_openai::downloads::{Downloads, ImageHost};
 use inflight_openai::keys::Keys;
 use inflight_openai::listener::{self, Service};
 use inflight_openai::live::Live;
 use inflight_openai::origins::Origin;
+use inflight_openai::place::Place;
+use inflight_openai::prompts::Prompts;
 use inflight_openai::response_store::{Bounds, ResponseStore};
-use inflight_openai::server::{Access, Limits, router};
+use inflight_openai::server::{Access, router};
 use inflight_openai::step_file::Source;
 use inflight_openai::tls;
 use inflight_openai::triton::Triton;
@@ -74,6 +77,10 @@ struct Options {
     /// May be given several times
     #[arg(long, value_name = "MODEL=PATH")]
     adapters: Vec<Place>,
+    /// Reads the prompts of an embedding model, which prompt_name and input_type choose. PATH is the model's folder or
+    /// config_sentence_transformers.json. May be given several times
+    #[arg(long, value_name = "MODEL=PATH")]
+    prompts: Vec<Place>,
     /// A PEM file with the server's certificate, and those that it is signed by: serves HTTPS only [default: HTTP]
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_certificate: Option<PathBuf>,
@@ -150,6 +157,8 @@ async fn serve(options: &Options) -> Result<(), String> {
     let tls = read_tls(options)?.map(|tls| Arc::new(RwLock::new(tls)));
     let adapters = Adapters::of(options.adapters.clone())
         .map_err(|problem| format!("--adapters {problem}"))?;
+    let prompts =
+        Prompts::of(&options.prompts).map_err(|problem| format!("--prompts {problem}"))?;
     let request_timeout = Duration::from_secs(options.request_timeout);
     let limits = Limits {
         max_request_bytes: options.max_request_bytes,
@@ -196,6 +205,7 @@ async fn serve(options: &Options) -> Result<(), String> {
             .triton_metrics
             .clone()
             .map(|address| TritonMetrics { address }),
+        prompts,
         store,
         downloads: match &options.allow_image_host[..] {
             [] => None,

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::Error;
 use crate::body::{without_nulls, wrong};
-use crate::contents::content;
+use crate::message_content::content;
 
 /// The most messages of a conversation.
 const MAX_MESSAGES: usize = 16384;

@@ -1,12 +1,42 @@
-//! `/v1/models`.
+//! `/v1/models`, and what the front knows of each model.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::protocol::ModelConfig;
 
+/// How long the configurations of models are believed. Triton does not say when it loads a model again.
+const MAX_AGE: Duration = Duration::from_secs(10);
+
+/// The models that Triton was asked for last, and when.
+#[derive(Debug, Default)]
+pub struct KnownModels(Mutex<Option<(Instant, Vec<Model>)>>);
+
+impl KnownModels {
+    /// The models, if they have these names and were asked for within ten seconds.
+    pub fn get(&self, names: &[String], now: Instant) -> Option<Vec<Model>> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (asked, models) = known.as_ref()?;
+        let is_new = now.duration_since(*asked) <= MAX_AGE;
+        (is_new && models.iter().map(|model| &model.name).eq(names)).then(|| models.clone())
+    }
+
+    /// Keeps models that Triton was asked for at `now`.
+    pub fn set(&self, models: Vec<Model>, now: Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, models));
+    }
+
+    /// Drops all models, because one of them changes.
+    pub fn clear(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 /// A model that takes requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
     /// Its name.
     pub name: String,
@@ -90,6 +120,23 @@ mod tests {
         let mut poet = entry("stories:poet");
         poet["parent"] = json!("stories");
         assert_eq!(list["data"], json!([entry("stories"), poet]));
+    }
+
+    #[test]
+    fn models_are_believed_for_a_while_and_under_their_names() {
+        let known = KnownModels::default();
+        let start = Instant::now();
+        let names = ["stories".to_owned()];
+        assert_eq!(known.get(&names, start), None);
+        known.set(vec![model(None)], start);
+        assert_eq!(known.get(&names, start + MAX_AGE), Some(vec![model(None)]));
+        let later = start + MAX_AGE + Duration::from_millis(1);
+        assert_eq!(known.get(&names, later), None);
+        assert_eq!(known.get(&[], start), None, "a model was unloaded");
+        let more = ["stories", "tales"].map(str::to_owned);
+        assert_eq!(known.get(&more, start), None, "a model was loaded");
+        known.clear();
+        assert_eq!(known.get(&names, start), None);
     }
 
     #[test]

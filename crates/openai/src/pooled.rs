@@ -7,6 +7,7 @@ use crate::fields::Field;
 use crate::generation::{Prompt, numbers, tensor};
 use crate::input::{Input, check_copies};
 use crate::names::Names;
+use crate::prompts::PromptChoice;
 use crate::protocol::{ModelInferRequest, ModelInferResponse};
 use crate::{Error, adapters};
 
@@ -66,6 +67,7 @@ pub struct Texts {
     seconds: Vec<Option<String>>,
     options: Map<String, Value>,
     names: Names,
+    prompt: Option<PromptChoice>,
 }
 
 impl Texts {
@@ -91,7 +93,18 @@ impl Texts {
             seconds: Vec::new(),
             options,
             names,
+            prompt: None,
         })
+    }
+
+    /// The texts behind a prompt of the model.
+    pub fn with_prompt(self, prompt: Option<PromptChoice>) -> Self {
+        Self { prompt, ..self }
+    }
+
+    /// The prompt that the request chooses.
+    pub fn prompt(&self) -> Option<&PromptChoice> {
+        self.prompt.as_ref()
     }
 
     /// The texts as the first ones of pairs, whose second ones are in a field of this name. A text may have none.
@@ -131,12 +144,13 @@ impl Texts {
         self.firsts.len().max(self.seconds.len())
     }
 
-    /// The request to Triton for a text, or a pair, that asks for these outputs.
+    /// The request to Triton for a text behind `before`, or for a pair, that asks for these outputs.
     pub fn message(
         &self,
         index: usize,
         id: &str,
         model: &str,
+        before: &str,
         outputs: &[&str],
     ) -> ModelInferRequest {
         let first = self.firsts.get(index).unwrap_or(&self.firsts[0]);
@@ -148,7 +162,10 @@ impl Texts {
         let prompt = Prompt {
             model: model.to_owned(),
             id: format!("{id}-{index}"),
-            text: first.text().to_owned(),
+            text: match first {
+                Input::Text(text) => [before, text].concat(),
+                Input::Tokens(_) => String::new(),
+            },
             options,
         };
         prompt.into_message(outputs)
@@ -229,10 +246,28 @@ mod tests {
                     .into_iter()
                     .collect(),
                 };
-                let message = texts.message(index, "s", "m", &["score"]);
+                let message = texts.message(index, "s", "m", "", &["score"]);
                 assert_eq!(message, expected.into_message(&["score"]));
             }
         }
+    }
+
+    #[test]
+    fn a_prompt_stands_before_texts_and_not_before_tokens() {
+        let firsts = vec![text("a"), Input::Tokens(vec![7])];
+        let texts = Texts::new(None, firsts, Map::new(), Names::of("input")).expect("small");
+        let messages = [0, 1].map(|index| texts.message(index, "e", "m", "query: ", &[]));
+        let expected = |id: &str, input: Input, text: &str| {
+            let prompt = Prompt {
+                model: "m".to_owned(),
+                id: id.to_owned(),
+                text: text.to_owned(),
+                options: input.options(&Map::new()),
+            };
+            prompt.into_message(&[])
+        };
+        assert_eq!(messages[0], expected("e-0", text("a"), "query: a"));
+        assert_eq!(messages[1], expected("e-1", Input::Tokens(vec![7]), ""));
     }
 
     #[test]

@@ -34,6 +34,10 @@ impl Responses {
     pub fn stored(mut self, fields: &StoreFields, target: Option<StoreTarget>) -> Self {
         let repeated = [
             ("background", json!(fields.is_background)),
+            (
+                "conversation",
+                json!(fields.conversation.as_ref().map(|id| json!({"id": id}))),
+            ),
             ("previous_response_id", json!(fields.previous)),
             ("store", json!(target.is_some())),
         ];
@@ -43,16 +47,15 @@ impl Responses {
         self.target = target;
         self
     }
-}
 
-impl Endpoint for Responses {
-    const FIELDS: &[Field] = RESPONSES;
-    const ID: &str = "resp-";
-
-    fn read(mut body: Body, seed: u64) -> Result<Self, Error> {
+    /// The request in a body, behind the stored items that it continues.
+    ///
+    /// # Errors
+    /// As [`Endpoint::read`].
+    pub fn continued(stored: Vec<Value>, mut body: Body, seed: u64) -> Result<Self, Error> {
         let model = body.model()?;
         let instructions = body.text("instructions")?;
-        let messages = items::messages(body.take("input"), instructions.as_deref())?;
+        let messages = items::messages(stored, body.take("input"), instructions.as_deref())?;
         let max_tokens = body.count("max_output_tokens", 1..=i32::MAX as u32)?;
         let top_logprobs = body.count("top_logprobs", 0..=MAX_CANDIDATES)?.unwrap_or(0);
         let has_logprobs = includes_logprobs(body.take("include"))? || top_logprobs > 0;
@@ -117,6 +120,15 @@ impl Endpoint for Responses {
             repeated,
             target: None,
         })
+    }
+}
+
+impl Endpoint for Responses {
+    const FIELDS: &[Field] = RESPONSES;
+    const ID: &str = "resp-";
+
+    fn read(body: Body, seed: u64) -> Result<Self, Error> {
+        Self::continued(Vec::new(), body, seed)
     }
 
     fn is_stream(&self) -> bool {

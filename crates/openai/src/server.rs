@@ -1,11 +1,9 @@
 //! The paths, the limits, and what all endpoints share.
 
-use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
-use axum::body::Bytes;
 use axum::extract::{Extension, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
@@ -13,36 +11,40 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::access_log::{REQUEST_ID, logged};
-use crate::adapters::Adapters;
+use crate::adapters::{Adapters, split};
 use crate::answer::{Answer, Answers};
 use crate::anthropic::fields::COUNT_TOKENS;
 use crate::anthropic::request::Messages;
 use crate::background::Background;
+use crate::beside_streams::beside_streams;
 use crate::body::Body;
 use crate::chat::Chat;
 use crate::classes::{Classes, Classify};
 use crate::completions::Completions;
+use crate::content::{Bodies, Content, Limits};
 use crate::downloads::Downloads;
 use crate::embeddings::{Embedding, Embeddings};
 use crate::endpoint::Endpoint;
 use crate::fields::{COMPLETIONS, DETOKENIZE, Field, TOKENIZE};
 use crate::generation::Generation;
+use crate::json_response::json_response;
 use crate::keys::{Client, Keys};
 use crate::live::Live;
 use crate::load::{Held, Load};
 use crate::metrics::{Traffic, aliases, counted, failed_models};
-use crate::models::{self, Model};
+use crate::models::{self, KnownModels, Model};
 use crate::names::Names;
 use crate::origins::{self, Origin};
 use crate::pooled::{Output, Pooled};
+use crate::pooling::Pooling;
+use crate::prompts::Prompts;
 use crate::protocol::ModelInferRequest;
 use crate::rerank::{CohereError, Rerank};
-use crate::response_store::{ResponseStore, StoreFields, is_open};
+use crate::response_store::{ResponseStore, StoreFields};
 use crate::responses::Responses;
-use crate::scores::Scores;
+use crate::scores::{Score, Scores};
 use crate::sse::Chunks;
 use crate::tei::embed::Embed;
 use crate::tei::errors::Refusal;
@@ -51,20 +53,7 @@ use crate::tokens::{Read, Tokens};
 use crate::trace::Trace;
 use crate::triton::Triton;
 use crate::triton_metrics::TritonMetrics;
-use crate::{Error, anthropic, encodings, ids, page, sse, tei};
-
-/// What a client may ask for.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// The largest body of a request.
-    pub max_request_bytes: usize,
-    /// The most bytes of bodies that have not been passed on yet, of all requests together.
-    pub max_body_bytes: usize,
-    /// The most requests to Triton that are in flight. Each prompt of a request counts.
-    pub max_requests: usize,
-    /// How long the body of a request may take to arrive.
-    pub max_body_time: Duration,
-}
+use crate::{Error, anthropic, conversations, encodings, ids, page, sse, stored, tei};
 
 /// Who may ask, and for what.
 #[derive(Clone, Debug, Default)]
@@ -75,6 +64,8 @@ pub struct Access {
     pub options: Option<Vec<String>>,
     /// The metrics of tritonserver. None without `--triton-metrics`.
     pub metrics: Option<TritonMetrics>,
+    /// The prompts of embedding models.
+    pub prompts: Prompts,
     /// Stored responses. None without `--response-store`.
     pub store: Option<ResponseStore>,
     /// Downloads images. None without `--allow-image-host`.
@@ -92,55 +83,19 @@ const MAX_INPUTS_AT_ONCE: usize = 64;
 /// About the bytes of a vector in an answer.
 const ABOUT_BYTES_PER_OUTPUT: usize = 4096;
 
-/// Work on the bytes of a larger body takes milliseconds.
-const LARGE_BODY_BYTES: usize = 64 << 10;
-
-/// The body of a request, and its place among those in flight.
-struct Content {
-    client: Client,
-    bytes: Vec<u8>,
-    /// Bytes of a stored conversation that the request continues.
-    num_more_bytes: usize,
-    room: Option<OwnedSemaphorePermit>,
-}
-
-impl Content {
-    /// The bytes of the body, and of what it continues.
-    fn num_bytes(&self) -> usize {
-        self.bytes.len() + self.num_more_bytes
-    }
-
-    /// Adds the bytes of a stored conversation, with their room.
-    fn grow(&mut self, room: OwnedSemaphorePermit, num_bytes: usize) {
-        self.num_more_bytes += num_bytes;
-        match &mut self.room {
-            Some(own) => own.merge(room),
-            None => self.room = Some(room),
-        }
-    }
-}
-
-impl Deref for Content {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 struct Server {
     metrics: Option<TritonMetrics>,
-    downloads: Option<Downloads>,
     store: Option<ResponseStore>,
     background: Background,
     controls_models: bool,
     traffic: Arc<Traffic>,
     /// The options that clients may send; `None` for all.
     options: Option<Vec<String>>,
-    /// Bytes that bodies may have together.
-    body_room: Arc<Semaphore>,
+    bodies: Arc<Bodies>,
     triton: Triton,
     adapters: Adapters,
+    prompts: Prompts,
+    known_models: KnownModels,
     limits: Limits,
     load: Arc<Load>,
     started: u64,
@@ -157,17 +112,21 @@ pub fn router(
     log: bool,
 ) -> Router {
     let traffic = Arc::new(Traffic::default());
+    let bodies = Arc::new(Bodies::new(limits, access.downloads.clone()));
+    let stored = stored::routes(access.store.clone(), access.background.clone());
+    let conversations = conversations::routes(bodies.clone(), access.store.clone());
     let server = Server {
         options: access.options,
         metrics: access.metrics,
-        downloads: access.downloads,
         store: access.store,
         background: access.background,
         controls_models: access.controls_models,
         traffic: traffic.clone(),
-        body_room: Arc::new(Semaphore::new(limits.max_body_bytes)),
+        bodies: bodies.clone(),
         triton,
         adapters,
+        prompts: access.prompts,
+        known_models: KnownModels::default(),
         limits,
         load: Load::new(limits.max_requests),
         started: ids::now(),
@@ -179,12 +138,8 @@ pub fn router(
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(reply::<Chat>))
         .route("/v1/responses", post(respond))
-        .route(
-            "/v1/responses/{id}",
-            get(stored_response).delete(delete_response),
-        )
-        .route("/v1/responses/{id}/input_items", get(input_items))
-        .route("/v1/responses/{id}/cancel", post(cancel_response))
+        .merge(stored)
+        .merge(conversations)
         .route("/v1/messages", post(reply::<Messages>))
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/embeddings", post(pooled::<Embeddings>))
@@ -194,6 +149,7 @@ pub fn router(
         .route("/score", post(pooled::<Scores>))
         .route("/v1/score", post(pooled::<Scores>))
         .route("/classify", post(pooled::<Classify>))
+        .route("/pooling", post(pooling))
         .route("/embed", post(worded::<Embed, Refusal>))
         .route("/predict", post(worded::<Predict, Refusal>))
         .route("/", post(of_only_model))
@@ -339,7 +295,7 @@ async fn control_model(
         let problem = "models are loaded and unloaded only with --allow-model-control";
         return Err(Error::new(StatusCode::FORBIDDEN, problem));
     }
-    if !client_of(&request).rights.has_model(name) {
+    if !Client::of(&request).rights.has_model(name) {
         let problem = format!("the key may not use the model '{name}'");
         return Err(Error::new(StatusCode::FORBIDDEN, problem));
     }
@@ -351,6 +307,7 @@ async fn control_model(
         "load" => triton.load(name).await?,
         _ => triton.unload(name).await?,
     }
+    server.known_models.clear();
     Ok(json_response(
         &json!({"id": name, "object": "model", "is_loaded": verb == "load"}),
     ))
@@ -361,7 +318,7 @@ async fn completions(
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let bytes = server.bytes(request).await?;
+    let bytes = server.bodies.read(request).await?;
     let read = || Completions::read(server.body(&bytes, COMPLETIONS)?, ids::random());
     let mut request = beside_streams(bytes.len(), read).await?;
     let id = ids::id("cmpl-");
@@ -387,7 +344,7 @@ async fn reply<E: Endpoint>(
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let bytes = server.bytes(request).await?;
+    let bytes = server.bodies.read(request).await?;
     let read = || E::read(server.body(&bytes, E::FIELDS)?, ids::random());
     let request = beside_streams(bytes.len(), read).await?;
     server.reply(triton, bytes, request).await
@@ -400,7 +357,7 @@ async fn respond(
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let (mut content, body) = server.content(request).await?;
+    let (mut content, body) = server.bodies.fields(request).await?;
     let mut body = server.permitted(body, Responses::FIELDS, &client)?;
     let Some(store) = &server.store else {
         let read = || Responses::read(body, ids::random());
@@ -410,11 +367,11 @@ async fn respond(
     let mut fields = beside_streams(content.len(), || StoreFields::read(&mut body)).await?;
     let owner = client.owner;
     let history = store.history(owner, &fields).await?;
-    content.grow(server.room(history.num_bytes)?, history.num_bytes);
+    content.grow(server.bodies.room(history.num_bytes)?, history.num_bytes);
     let num_bytes = content.num_bytes();
     let read = || {
-        let input = fields.give_back(history, &mut body);
-        let request = Responses::read(body, ids::random())?;
+        let input = fields.give_back(&mut body);
+        let request = Responses::continued(history.items, body, ids::random())?;
         let target = store.target(owner, &fields, input, content.room.take())?;
         Ok(request.stored(&fields, target))
     };
@@ -434,74 +391,13 @@ async fn respond(
     Ok(identified(&id, json_response(&response)))
 }
 
-/// Stops the work on a response in the background.
-async fn cancel_response(
-    State(server): State<Arc<Server>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, Error> {
-    let (store, owner) = (server.store()?, client.owner);
-    let mut response = store.get(owner, id.clone()).await?;
-    if response["background"] != true {
-        let problem =
-            format!("'{id}' is not a background response; close its connection to stop it");
-        return Err(Error::invalid(problem));
-    }
-    if is_open(&response) {
-        server.background.stop(&id);
-        response["status"] = json!("cancelled");
-        response = store.end(owner, response).await?;
-    }
-    Ok(json_response(&response))
-}
-
-async fn stored_response(
-    State(server): State<Arc<Server>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, Error> {
-    let response = server.store()?.get(client.owner, id).await?;
-    Ok(json_response(&response))
-}
-
-async fn delete_response(
-    State(server): State<Arc<Server>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, Error> {
-    let store = server.store()?;
-    store.delete(client.owner, id.clone()).await?;
-    server.background.stop(&id);
-    Ok(json_response(
-        &json!({"id": id, "object": "response", "deleted": true}),
-    ))
-}
-
-/// The items of the request for a stored response, the last one first.
-async fn input_items(
-    State(server): State<Arc<Server>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, Error> {
-    let mut items = server.store()?.input(client.owner, id).await?;
-    items.reverse();
-    let id_of = |item: Option<&Value>| item.and_then(|item| item.get("id")).cloned();
-    Ok(json_response(&json!({
-        "object": "list",
-        "first_id": id_of(items.first()),
-        "last_id": id_of(items.last()),
-        "has_more": false,
-        "data": items,
-    })))
-}
-
 /// The answer of a pooling model.
 async fn pooled<P: Pooled>(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let (content, body) = server.content(request).await?;
+    let (content, body) = server.bodies.fields(request).await?;
     server.pool::<P>(triton, content, body).await
 }
 
@@ -520,10 +416,30 @@ async fn rerank(
     request: Request,
 ) -> Result<Result<Response, Refusal>, Error> {
     let triton = server.triton_for(&request);
-    let (content, body) = server.content(request).await?;
+    let (content, body) = server.bodies.fields(request).await?;
     match body.has("texts") {
         true => Ok(server.rank_texts(triton, content, body).await),
         false => Ok(Ok(server.pool::<Rerank>(triton, content, body).await?)),
+    }
+}
+
+/// The numbers of texts, by the task of the model.
+async fn pooling(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
+    let triton = server.triton_for(&request);
+    let (content, body) = server.bodies.fields(request).await?;
+    let name = body.text_of("model").unwrap_or_default();
+    let models = server.known_models().await?;
+    let model = models.iter().find(|model| model.name == split(name).0);
+    let has_task = |task| model.is_some_and(|model| model.has_task(task));
+    if has_task(Classes::TASK) {
+        server.pool::<Pooling<Classes>>(triton, content, body).await
+    } else if has_task(Score::TASK) {
+        server.pool::<Pooling<Score>>(triton, content, body).await
+    } else {
+        // Of a model without a task, or that is not there, the error says so.
+        server
+            .pool::<Pooling<Embedding>>(triton, content, body)
+            .await
     }
 }
 
@@ -533,11 +449,11 @@ async fn of_only_model(
     request: Request,
 ) -> Result<Response, Refusal> {
     let triton = server.triton_for(&request);
-    let (content, body) = server.content(request).await?;
+    let (content, body) = server.bodies.fields(request).await?;
     if body.has("texts") {
         return server.rank_texts(triton, content, body).await;
     }
-    let models = server.models_of(server.triton.models().await?).await;
+    let models = server.known_models().await?;
     let has_task = |task| models.iter().any(|model| model.has_task(task));
     let tasks = [Embedding::TASK, Classes::TASK].map(has_task);
     match tasks {
@@ -553,7 +469,7 @@ async fn of_only_model(
 
 async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let bytes = server.bytes(request).await?;
+    let bytes = server.bodies.read(request).await?;
     let request = beside_streams(bytes.len(), || {
         Tokens::of_text(server.body(&bytes, TOKENIZE)?)
     })
@@ -568,7 +484,7 @@ async fn count_tokens(
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let bytes = server.bytes(request).await?;
+    let bytes = server.bodies.read(request).await?;
     let read = || anthropic::request::tokens(server.body(&bytes, COUNT_TOKENS)?);
     let request = beside_streams(bytes.len(), read).await?;
     let read = server.read_prompt(triton, request).await?;
@@ -580,7 +496,7 @@ async fn detokenize(
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let bytes = server.bytes(request).await?;
+    let bytes = server.bodies.read(request).await?;
     let request = beside_streams(bytes.len(), || {
         Tokens::of_ids(server.body(&bytes, DETOKENIZE)?)
     })
@@ -624,6 +540,18 @@ impl Server {
         models.collect().await
     }
 
+    /// The models that are ready, whose configurations may be as they were ten seconds ago.
+    async fn known_models(&self) -> Result<Vec<Model>, Error> {
+        let names = self.triton.models().await?;
+        let now = Instant::now();
+        if let Some(models) = self.known_models.get(&names, now) {
+            return Ok(models);
+        }
+        let models = self.models_of(names).await;
+        self.known_models.set(models.clone(), now);
+        Ok(models)
+    }
+
     /// The models that are ready, and their adapters, as far as a client may use them.
     async fn models(&self, client: &Client) -> Result<Value, Error> {
         let models = self.models_of(self.triton.models().await?).await;
@@ -642,79 +570,6 @@ impl Server {
         Ok(list)
     }
 
-    /// The body of a request.
-    async fn bytes(&self, request: Request) -> Result<Content, Error> {
-        let limit = self.limits.max_body_time;
-        let bytes = tokio::time::timeout(limit, self.bytes_at_last(request));
-        let content = bytes
-            .await
-            .unwrap_or_else(|_| Err(Error::too_slow(limit)))?;
-        match &self.downloads {
-            Some(downloads) => self.with_images(content, downloads).await,
-            None => Ok(content),
-        }
-    }
-
-    /// A body with the images that are at URLs.
-    async fn with_images(
-        &self,
-        mut content: Content,
-        downloads: &Downloads,
-    ) -> Result<Content, Error> {
-        let max_bytes = self.limits.max_request_bytes;
-        if let Some(bytes) = downloads.fill(&content.bytes, max_bytes).await? {
-            let more = self.room(bytes.len().saturating_sub(content.bytes.len()))?;
-            match &mut content.room {
-                Some(room) => room.merge(more),
-                None => content.room = Some(more),
-            }
-            content.bytes = bytes;
-        }
-        Ok(content)
-    }
-
-    async fn bytes_at_last(&self, request: Request) -> Result<Content, Error> {
-        let max_bytes = self.limits.max_request_bytes;
-        let client = client_of(&request);
-        let mut bytes = Vec::new();
-        let mut room: Option<OwnedSemaphorePermit> = None;
-        let mut parts = request.into_body().into_data_stream();
-        while let Some(part) = parts.next().await {
-            let part: Bytes =
-                part.map_err(|error| Error::invalid(format!("the body cannot be read: {error}")))?;
-            if part.len() > max_bytes - bytes.len() {
-                return Err(Error::too_large(max_bytes));
-            }
-            let more = self.room(part.len())?;
-            match &mut room {
-                Some(room) => room.merge(more),
-                None => room = Some(more),
-            }
-            bytes.extend_from_slice(&part);
-        }
-        Ok(Content {
-            client,
-            bytes,
-            num_more_bytes: 0,
-            room,
-        })
-    }
-
-    /// Room for bytes of bodies.
-    fn room(&self, num_bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
-        let num = u32::try_from(num_bytes).unwrap_or(u32::MAX);
-        let room = self.body_room.clone().try_acquire_many_owned(num);
-        room.map_err(|_| Error::too_many_bytes(self.limits.max_body_bytes))
-    }
-
-    /// The stored responses.
-    fn store(&self) -> Result<&ResponseStore, Error> {
-        self.store.as_ref().ok_or_else(|| {
-            let problem = "nothing is stored: start the server with --response-store";
-            Error::new(StatusCode::NOT_FOUND, problem)
-        })
-    }
-
     /// The answer to a conversation, whose body is in memory until it has been passed on.
     async fn reply<E: Endpoint>(
         &self,
@@ -731,13 +586,6 @@ impl Server {
         } else {
             collected(&id, answers, |all| request.answer(id.clone(), all)).await
         }
-    }
-
-    /// The body of a request, and its fields.
-    async fn content(&self, request: Request) -> Result<(Content, Body), Error> {
-        let bytes = self.bytes(request).await?;
-        let body = beside_streams(bytes.len(), || Body::parse(&bytes)).await?;
-        Ok((bytes, body))
     }
 
     /// The texts of a request of Text Embeddings Inference, in the order of their relevance.
@@ -772,10 +620,15 @@ impl Server {
             None => self.only_model_of_task(P::Output::TASK).await?,
         };
         let id = ids::id(P::ID);
+        let embeds = P::Output::TASK == Embedding::TASK;
+        let before = match embeds || texts.prompt().is_some() {
+            true => self.prompts.before(&model, texts.prompt())?,
+            false => "",
+        };
         let num_at_once = self.num_at_once(texts.num());
         let _held = self.hold(num_at_once)?;
         let outputs = (0..texts.num()).map(|index| {
-            let message = texts.message(index, &id, &model, P::Output::NAMES);
+            let message = texts.message(index, &id, &model, before, P::Output::NAMES);
             triton.pool(message, texts.names())
         });
         let outputs = stream::iter(outputs).buffered(num_at_once);
@@ -790,7 +643,7 @@ impl Server {
     /// The server behind this one, for what a request asks of it.
     fn triton_for(&self, request: &Request) -> Triton {
         let trace = Trace::of(request.headers());
-        self.triton.within(trace, client_of(request).rights)
+        self.triton.within(trace, Client::of(request).rights)
     }
 
     /// Has a model read a prompt.
@@ -839,7 +692,7 @@ impl Server {
 
     /// The model with a task that a request means which names none.
     async fn only_model_of_task(&self, task: &str) -> Result<String, Error> {
-        let models = self.models_of(self.triton.models().await?).await;
+        let models = self.known_models().await?;
         let of_task = models.into_iter().filter(|model| model.has_task(task));
         only(of_task.map(|model| model.name).collect())
     }
@@ -863,12 +716,6 @@ impl Server {
     }
 }
 
-/// The client that a request comes from.
-fn client_of(request: &Request) -> Client {
-    let client = request.extensions().get::<Client>();
-    client.cloned().unwrap_or_default()
-}
-
 /// The only one of the models that a request may mean.
 fn only(names: Vec<String>) -> Result<String, Error> {
     let num = names.len();
@@ -879,18 +726,6 @@ fn only(names: Vec<String>) -> Result<String, Error> {
                 format!("the request names no model, and {num} could be meant; give 'model'");
             Error::field("model", problem)
         })
-}
-
-/// Works on a body of so many bytes. If it is large, the thread's streams move to another one for that time.
-async fn beside_streams<T>(num_bytes: usize, work: impl FnOnce() -> T) -> T {
-    // One at a time: several would take the processor from the streams.
-    static TURN: Semaphore = Semaphore::const_new(1);
-    if num_bytes > LARGE_BODY_BYTES {
-        let _turn = TURN.acquire().await;
-        tokio::task::block_in_place(work)
-    } else {
-        work()
-    }
 }
 
 /// The response that sends what `chunks` makes of the answers, as they come.
@@ -932,40 +767,4 @@ fn identified(id: &str, mut response: Response) -> Response {
         response.headers_mut().insert(REQUEST_ID, value);
     }
     response
-}
-
-fn json_response(value: &Value) -> Response {
-    (
-        [(header::CONTENT_TYPE, "application/json")],
-        value.to_string(),
-    )
-        .into_response()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use tokio::runtime::Builder;
-
-    use super::*;
-
-    #[test]
-    fn streams_go_on_beside_work_on_a_large_body() {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(1)
-            .build()
-            .expect("a thread");
-        let (sender, receiver) = mpsc::channel();
-        let work = move || receiver.recv_timeout(Duration::from_secs(5)).is_ok();
-        let request = async move {
-            tokio::spawn(async move { sender.send(()) });
-            beside_streams(LARGE_BODY_BYTES + 1, work).await
-        };
-        let task = runtime.spawn(request);
-        assert!(
-            runtime.block_on(task).expect("no panic"),
-            "it waits for the body"
-        );
-    }
 }

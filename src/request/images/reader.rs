@@ -247,8 +247,8 @@ impl ImageReader {
         self.store.add(key, stored, &patches)
     }
 
-    /// The images that the engine is to know: the tiles of an image, if the tower reads each of them alone, so that a step
-    /// need not encode all.
+    /// The images that the engine is to know: the tiles of an image, if the tower reads each of them alone, so that a
+    /// step need not encode all.
     fn images_of(&self, patches: ImagePatches) -> Vec<Arc<ImagePatches>> {
         let num_tiles = patches.tiles.len();
         if num_tiles < 2 || !patches.num_tokens.is_multiple_of(num_tiles) {

@@ -8,7 +8,7 @@ use super::errors::check_extra;
 use super::{thinking, tools};
 use crate::Error;
 use crate::body::{Body, wrong};
-use crate::contents::image_part;
+use crate::message_content::image_part;
 
 /// The beginning of a text in which Claude Code tells the service its version. Some versions change it with each
 /// request, so that a prompt with it would share no blocks with the one before.

@@ -1,4 +1,5 @@
-//! The database of stored responses: one table, in which the order of the rows is that of their age.
+//! The database of stored responses: a table in which the order of the rows is their age. Tables of conversations are
+//! beside it (conversations.rs).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,27 @@ use crate::keys::Owner;
 use crate::{Error, ids};
 
 /// The version of the database's tables.
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
+/// The tables of conversations. The items of a conversation are removed with it.
+const TABLES: &str = "
+    CREATE TABLE conversations (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner BLOB NOT NULL,
+        metadata TEXT NOT NULL,
+        num_bytes INTEGER NOT NULL,
+        created_at INTEGER NOT NULL,
+        used_at INTEGER NOT NULL
+    );
+    CREATE INDEX conversations_by_age ON conversations (used_at, number);
+    CREATE TABLE conversation_items (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        conversation INTEGER NOT NULL REFERENCES conversations (number) ON DELETE CASCADE,
+        id TEXT NOT NULL,
+        item TEXT NOT NULL
+    );
+    CREATE INDEX items_of_conversations ON conversation_items (conversation, number);
+";
 /// The most responses before one, in a chain.
 const MAX_CHAIN: usize = 4096;
 
@@ -55,9 +76,9 @@ pub struct History {
 
 /// The open database.
 pub(super) struct Database {
-    connection: Connection,
-    bounds: Bounds,
-    num_bytes: u64,
+    pub connection: Connection,
+    pub bounds: Bounds,
+    pub num_bytes: u64,
 }
 
 impl Database {
@@ -68,6 +89,7 @@ impl Database {
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         // The file may have triggers of whoever could write it.
         connection.pragma_update(None, "trusted_schema", false)?;
+        connection.pragma_update(None, "foreign_keys", true)?;
         // Deleted responses are not left in free pages.
         connection.pragma_update(None, "secure_delete", true)?;
         let version: i32 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
@@ -80,8 +102,13 @@ impl Database {
         )?;
         match (version, num_tables) {
             (VERSION, _) if is_ours => {}
+            // The version before had no conversations.
+            (1, _) if is_ours => connection.execute_batch(&format!(
+                "BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
+            ))?,
             (0, 0) => connection.execute_batch(&format!(
                 "BEGIN;
+                 {TABLES}
                  CREATE TABLE responses (
                      number INTEGER PRIMARY KEY AUTOINCREMENT,
                      id TEXT NOT NULL UNIQUE,
@@ -111,7 +138,8 @@ impl Database {
             [lost.to_string()],
         )?;
         let num_bytes = connection.query_row(
-            "SELECT coalesce(sum(octet_length(input) + octet_length(response)), 0) FROM responses",
+            "SELECT (SELECT coalesce(sum(octet_length(input) + octet_length(response)), 0) FROM responses)
+                  + (SELECT coalesce(sum(num_bytes), 0) FROM conversations)",
             [],
             |row| row.get(0),
         )?;
@@ -131,16 +159,7 @@ impl Database {
             );
             return Ok(());
         }
-        let oldest = row.created_at.saturating_sub(self.bounds.max_age.as_secs());
-        while let Some((number, num_bytes_of_first, created_at)) = self.first()? {
-            let is_full = self.num_bytes + num_bytes > self.bounds.max_bytes;
-            if !is_full && created_at >= oldest {
-                break;
-            }
-            self.connection
-                .execute("DELETE FROM responses WHERE number = ?1", [number])?;
-            self.num_bytes -= num_bytes_of_first;
-        }
+        self.make_room(num_bytes)?;
         self.connection.execute(
             "INSERT INTO responses (id, owner, previous, input, response, is_open, created_at)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
@@ -158,11 +177,33 @@ impl Database {
         Ok(())
     }
 
-    /// The number, the bytes and the time of the response that was stored first.
-    fn first(&self) -> Result<Option<(i64, u64, u64)>, rusqlite::Error> {
-        let query = "SELECT number, octet_length(input) + octet_length(response), created_at
-                     FROM responses ORDER BY number LIMIT 1";
-        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    /// Removes responses and conversations that are too old, and then the oldest until so many bytes have room.
+    pub fn make_room(&mut self, num_bytes: u64) -> Result<(), rusqlite::Error> {
+        let oldest = self.oldest();
+        while let Some((table, number, num_bytes_of_first, time)) = self.first()? {
+            let is_full = self.num_bytes + num_bytes > self.bounds.max_bytes;
+            if !is_full && time >= oldest {
+                break;
+            }
+            let query = format!("DELETE FROM {table} WHERE number = ?1");
+            self.connection.execute(&query, [number])?;
+            self.num_bytes -= num_bytes_of_first;
+        }
+        Ok(())
+    }
+
+    /// The table, the number, the bytes and the time of what is the oldest: a response since it was stored, a
+    /// conversation since its last item.
+    fn first(&self) -> Result<Option<(String, i64, u64, u64)>, rusqlite::Error> {
+        let query =
+            "SELECT * FROM (SELECT 'responses', number, octet_length(input) + octet_length(response), created_at AS time
+                            FROM responses ORDER BY number LIMIT 1)
+             UNION ALL
+             SELECT * FROM (SELECT 'conversations', number, num_bytes, used_at AS time
+                            FROM conversations ORDER BY used_at, number LIMIT 1)
+             ORDER BY time LIMIT 1";
+        let read =
+            |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
         self.connection.query_row(query, [], read).optional()
     }
 
@@ -180,8 +221,8 @@ impl Database {
         json_of(&found.ok_or_else(|| unknown(id))?)
     }
 
-    /// Ends a response that is open; returns it as it is stored.
-    pub fn end(&mut self, owner: Owner, response: &Value) -> Result<Value, Error> {
+    /// Ends a response that is open. Returns whether it was.
+    pub fn end(&mut self, owner: Owner, response: &Value) -> Result<bool, Error> {
         let id = response["id"].as_str().unwrap_or_default();
         let values = params![id, owner.0, response.to_string()];
         let query = "SELECT octet_length(?3) - octet_length(response) FROM responses
@@ -191,15 +232,15 @@ impl Database {
             .query_row(query, values, |row| row.get(0))
             .optional()
             .map_err(|error| unreadable(&error))?;
-        if let Some(more) = more {
-            let query =
-                "UPDATE responses SET response = ?3, is_open = 0 WHERE id = ?1 AND owner = ?2";
-            self.connection
-                .execute(query, values)
-                .map_err(|error| unreadable(&error))?;
-            self.num_bytes = self.num_bytes.saturating_add_signed(more);
-        }
-        self.column("response", owner, id)
+        let Some(more) = more else {
+            return Ok(false);
+        };
+        let query = "UPDATE responses SET response = ?3, is_open = 0 WHERE id = ?1 AND owner = ?2";
+        self.connection
+            .execute(query, values)
+            .map_err(|error| unreadable(&error))?;
+        self.num_bytes = self.num_bytes.saturating_add_signed(more);
+        Ok(true)
     }
 
     pub fn delete(&mut self, owner: Owner, id: &str) -> Result<(), Error> {
@@ -263,7 +304,7 @@ impl Database {
     }
 
     /// The time before which responses are too old.
-    fn oldest(&self) -> u64 {
+    pub fn oldest(&self) -> u64 {
         ids::now().saturating_sub(self.bounds.max_age.as_secs())
     }
 }
@@ -282,11 +323,11 @@ pub(super) fn items(value: Value) -> Vec<Value> {
     }
 }
 
-fn json_of(text: &str) -> Result<Value, Error> {
+pub(super) fn json_of(text: &str) -> Result<Value, Error> {
     serde_json::from_str(text).map_err(|error| unreadable(&error))
 }
 
-fn unreadable(error: &dyn std::fmt::Display) -> Error {
+pub(super) fn unreadable(error: &dyn std::fmt::Display) -> Error {
     let problem = format!("stored responses cannot be read: {error}");
     Error::new(StatusCode::INTERNAL_SERVER_ERROR, problem)
 }
@@ -404,14 +445,15 @@ mod tests {
         let error = database.history(ME, "a").expect_err("it has no output yet");
         assert!(error.message.contains("in progress"), "{}", error.message);
         let (done, late) = (response("completed"), response("cancelled"));
-        assert!(database.end(Owner([2; 32]), &late).is_err());
-        assert_eq!(database.end(ME, &done), Ok(done.clone()));
-        assert_eq!(database.end(ME, &late), Ok(done), "the first end stays");
+        assert_eq!(database.end(Owner([2; 32]), &late), Ok(false));
+        assert_eq!(database.end(ME, &done), Ok(true));
+        assert_eq!(database.end(ME, &late), Ok(false), "the first end stays");
+        assert_eq!(database.column("response", ME, "a"), Ok(done));
         let num_bytes = of_status("completed").num_bytes() as u64;
         assert_eq!(database.num_bytes, num_bytes);
         assert!(database.history(ME, "a").is_ok());
         database.delete(ME, "a").expect("it is there");
-        assert!(database.end(ME, &late).is_err(), "it does not come back");
+        assert_eq!(database.end(ME, &late), Ok(false), "it does not come back");
         assert_eq!(database.num_bytes, 0);
     }
 
@@ -463,6 +505,14 @@ mod tests {
         let lost = database.column("response", ME, "b").expect("it is there");
         assert_eq!(lost["status"], "failed", "nobody computes it any more");
         assert_eq!(lost["error"]["code"], "server_error");
+        // As the version before left it.
+        let before =
+            "DROP TABLE conversation_items; DROP TABLE conversations; PRAGMA user_version = 1;";
+        database.connection.execute_batch(before).expect("executed");
+        drop(database);
+        let mut database = Database::open(&path, bounds()).expect("it is there");
+        assert!(database.column("response", ME, "a").is_ok());
+        assert!(database.create(ME, &json!({}), &[]).is_ok());
         drop(database);
         let other = folder.join("other.db");
         let connection = Connection::open(&other).expect("new");

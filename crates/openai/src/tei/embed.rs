@@ -11,6 +11,7 @@ use crate::fields::Field;
 use crate::input::inputs;
 use crate::names::Names;
 use crate::pooled::{MAX_TEXTS, Pooled, Texts};
+use crate::prompts::PromptChoice;
 
 /// A request for the vectors of some texts.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,10 +26,11 @@ impl Pooled for Embed {
     fn read(mut body: Body) -> Result<Self, Error> {
         let model = body.optional_model()?;
         let inputs = inputs(&mut body, "inputs", MAX_TEXTS)?;
+        let prompt = PromptChoice::read(&mut body)?;
         let mut options = options(body, EMBED)?;
         options.entry("normalize").or_insert(json!(true));
         let texts = Texts::new(model, inputs, options, Names::of("inputs"))?;
-        Ok(Self(texts))
+        Ok(Self(texts.with_prompt(prompt)))
     }
 
     fn texts(&self) -> &Texts {

@@ -1,6 +1,6 @@
 //! The fields of each endpoint's requests.
 
-use crate::fields::{Field, option, read, refused};
+use crate::fields::{Field, INPUT_TYPE, PROMPT_NAME, option, read};
 
 const MODEL: Field = read(
     "model",
@@ -30,11 +30,8 @@ pub const EMBED: &[Field] = &[
     option("dimensions", "the first so many elements of each vector"),
     TRUNCATE,
     DIRECTION,
-    refused(
-        "prompt_name",
-        "write the prompt in front of each text",
-        |_| false,
-    ),
+    PROMPT_NAME,
+    INPUT_TYPE,
 ];
 
 /// Fields of `/rerank` with `texts`.

@@ -106,7 +106,7 @@ mod tests {
             assert_eq!(request.is_list, is_list, "{inputs}");
             assert_eq!(request.texts.num(), pairs.len(), "{inputs}");
             for (index, is_pair) in pairs.iter().enumerate() {
-                let message = format!("{:?}", request.texts.message(index, "p", "m", &[]));
+                let message = format!("{:?}", request.texts.message(index, "p", "m", "", &[]));
                 assert_eq!(message.contains("text_pair"), *is_pair, "{inputs}");
             }
         }

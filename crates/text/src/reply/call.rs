@@ -62,6 +62,18 @@ impl ToolCall {
         Some(calls).filter(|calls| !calls.is_empty())
     }
 
+    /// The calls in JSON objects, one behind the other.
+    pub(super) fn lines_of_json(text: &str) -> Option<Vec<Self>> {
+        let mut rest = text.trim();
+        let mut calls = Vec::new();
+        while !rest.is_empty() {
+            let (object, behind) = split_value(rest)?;
+            calls.push(Self::of_json(object)?);
+            rest = behind.trim_start();
+        }
+        Some(calls).filter(|calls| !calls.is_empty())
+    }
+
     /// The calls in a JSON list, or in one object.
     pub(super) fn list_of_json(json: &str) -> Option<Vec<Self>> {
         if json.starts_with('{') {

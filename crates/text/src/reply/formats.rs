@@ -7,19 +7,22 @@ use super::deepseek::DeepSeek;
 use super::gemma::{Braces, FunctionGemma, Gemma4};
 use super::glm::Glm;
 use super::harmony::{Harmony, HarmonyParts};
-use super::hermes::Hermes;
 use super::invokes::{Dsml, Invokes, MiniMax};
+use super::json_lines::JsonLines;
 use super::kimi::Kimi;
 use super::llama::Llama;
-use super::marked_block::MarkedBlock;
+use super::marked_block::{MarkedBlock, Seed};
+use super::marked_json::{GigaChat, Granite20b, Hermes, InternLm, LongCat, MarkedJson};
 use super::marked_list::{Apertus, Command, Granite, Hunyuan, MarkedList, Nemotron};
 use super::marked_python::{Lfm2, MarkedPython, Olmo3};
 use super::mistral::Mistral;
 use super::parameter_types::ParameterTypes;
 use super::pythonic::Pythonic;
 use super::qwen_coder::QwenCoder;
+use super::response_marks::ResponseMarks;
 use super::sections::Sections;
 use super::thought::{Thought, ThoughtMarks};
+use super::xlam::XLam;
 use super::{Format, ReplyReader, ReplyStart};
 use inflight_config::{ReasoningFormat, ReplyParser, ToolCallFormat};
 
@@ -140,7 +143,33 @@ impl ReplyFormat {
         }
         match self.tool_calls {
             None | Some(ToolCallFormat::Harmony) => {}
-            Some(ToolCallFormat::Hermes) => formats.push(Box::new(Blocks::<Hermes>::default())),
+            Some(ToolCallFormat::Hermes) => {
+                formats.push(Box::new(Blocks::<MarkedJson<Hermes>>::default()));
+            }
+            Some(ToolCallFormat::Ernie) => {
+                formats.push(Box::new(ResponseMarks::default()));
+                formats.push(Box::new(Blocks::<MarkedJson<Hermes>>::default()));
+            }
+            Some(ToolCallFormat::LongCat) => {
+                formats.push(Box::new(Blocks::<MarkedJson<LongCat>>::default()));
+            }
+            Some(ToolCallFormat::InternLm) => {
+                formats.push(Box::new(Blocks::<MarkedJson<InternLm>>::default()));
+            }
+            Some(ToolCallFormat::Granite20b) => {
+                formats.push(Box::new(Blocks::<MarkedJson<Granite20b>>::default()));
+            }
+            Some(ToolCallFormat::GigaChat) => {
+                formats.push(Box::new(Blocks::<MarkedJson<GigaChat>>::default()));
+            }
+            Some(ToolCallFormat::MiniMaxM1) => {
+                formats.push(Box::new(Blocks::<JsonLines>::default()));
+            }
+            Some(ToolCallFormat::XLam) => formats.push(Box::new(XLam::default())),
+            Some(ToolCallFormat::SeedOss) => {
+                let block = MarkedBlock::<QwenCoder, Seed>::new(Arc::clone(types));
+                formats.push(Box::new(Blocks::new(block)));
+            }
             Some(ToolCallFormat::QwenCoder) => {
                 let block = MarkedBlock::<QwenCoder>::new(Arc::clone(types));
                 formats.push(Box::new(Blocks::new(block)));
@@ -201,7 +230,12 @@ impl ReplyFormat {
     pub fn needs_parameter_types(&self) -> bool {
         matches!(
             self.tool_calls,
-            Some(ToolCallFormat::QwenCoder | ToolCallFormat::Glm | ToolCallFormat::MiniMax)
+            Some(
+                ToolCallFormat::QwenCoder
+                    | ToolCallFormat::SeedOss
+                    | ToolCallFormat::Glm
+                    | ToolCallFormat::MiniMax
+            )
         )
     }
 
@@ -239,6 +273,33 @@ impl ReplyFormat {
         all.extend_from_slice(match self.tool_calls {
             None | Some(ToolCallFormat::Harmony) => &[],
             Some(ToolCallFormat::Hermes) => &["<tool_call>", "</tool_call>"],
+            Some(ToolCallFormat::Ernie) => {
+                &["<tool_call>", "</tool_call>", "<response>", "</response>"]
+            }
+            Some(ToolCallFormat::LongCat) => &["<longcat_tool_call>", "</longcat_tool_call>"],
+            Some(ToolCallFormat::InternLm) => &["<|action_start|>", "<|plugin|>", "<|action_end|>"],
+            Some(ToolCallFormat::Granite20b) => &["<function_call>"],
+            Some(ToolCallFormat::GigaChat) => &[
+                "function call<|role_sep|>",
+                "<|role_sep|>",
+                "<|function_call|>",
+            ],
+            Some(ToolCallFormat::MiniMaxM1) => &["<tool_calls>", "</tool_calls>"],
+            Some(ToolCallFormat::XLam) => &[
+                "[TOOL_CALLS]",
+                "<tool_call>",
+                "</tool_call>",
+                "```json",
+                "```",
+            ],
+            Some(ToolCallFormat::SeedOss) => &[
+                "<seed:tool_call>",
+                "<function=",
+                "<parameter=",
+                "</parameter>",
+                "</function>",
+                "</seed:tool_call>",
+            ],
             Some(ToolCallFormat::QwenCoder) => &[
                 "<tool_call>",
                 "<function=",
@@ -361,6 +422,9 @@ fn tool_calls_of(template: &str) -> Option<ToolCallFormat> {
         if has("<arg_key>") {
             return Some(ToolCallFormat::Glm);
         }
+        if has("<response>") {
+            return Some(ToolCallFormat::Ernie);
+        }
         if !has("<function=") {
             return Some(ToolCallFormat::Hermes);
         }
@@ -371,6 +435,11 @@ fn tool_calls_of(template: &str) -> Option<ToolCallFormat> {
     }
     let formats = [
         ("<minimax:tool_call>", ToolCallFormat::MiniMax),
+        ("<seed:tool_call>", ToolCallFormat::SeedOss),
+        ("<longcat_tool_call>", ToolCallFormat::LongCat),
+        ("<|action_start|><|plugin|>", ToolCallFormat::InternLm),
+        ("function call<|role_sep|>", ToolCallFormat::GigaChat),
+        ("<|function_call|>", ToolCallFormat::GigaChat),
         ("｜DSML｜", ToolCallFormat::Dsml),
         ("<|START_ACTION|>", ToolCallFormat::Command),
         ("<|tools_prefix|>", ToolCallFormat::Apertus),

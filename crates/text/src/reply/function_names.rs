@@ -31,7 +31,30 @@ pub fn can_be_read_back(format: ToolCallFormat, name: &str) -> bool {
 fn calls(format: ToolCallFormat, name: &str) -> Vec<String> {
     let call = |key: &str| json!({"name": name, key: {}});
     match format {
-        ToolCallFormat::Hermes => vec![format!("<tool_call>\n{}\n</tool_call>", call("arguments"))],
+        ToolCallFormat::Hermes | ToolCallFormat::Ernie => {
+            vec![format!("<tool_call>\n{}\n</tool_call>", call("arguments"))]
+        }
+        ToolCallFormat::LongCat => vec![format!(
+            "<longcat_tool_call>\n{}\n</longcat_tool_call>",
+            call("arguments")
+        )],
+        ToolCallFormat::InternLm => vec![format!(
+            "<|action_start|><|plugin|>\n{}<|action_end|>",
+            call("parameters")
+        )],
+        ToolCallFormat::Granite20b => vec![format!("<function_call> {}", call("arguments"))],
+        ToolCallFormat::GigaChat => vec![
+            format!("function call<|role_sep|>\n{}", call("arguments")),
+            format!("<|function_call|>{}", call("arguments")),
+        ],
+        ToolCallFormat::MiniMaxM1 => vec![format!(
+            "<tool_calls>\n{}\n</tool_calls>",
+            call("arguments")
+        )],
+        ToolCallFormat::XLam => vec![format!("[{}]", call("arguments"))],
+        ToolCallFormat::SeedOss => vec![format!(
+            "<seed:tool_call>\n<function={name}>\n</function>\n</seed:tool_call>"
+        )],
         ToolCallFormat::QwenCoder => {
             vec![format!(
                 "<tool_call>\n<function={name}>\n</function>\n</tool_call>"
@@ -92,11 +115,20 @@ fn calls(format: ToolCallFormat, name: &str) -> Vec<String> {
 mod tests {
     use super::*;
     use ToolCallFormat::{
-        Apertus, Command, DeepSeek, Dsml, FunctionGemma, Gemma4, Glm, Granite, Harmony, Hermes,
-        Hunyuan, Kimi, Lfm2, Llama3, MiniMax, Mistral, Nemotron, Olmo3, Pythonic, QwenCoder,
+        Apertus, Command, DeepSeek, Dsml, Ernie, FunctionGemma, Gemma4, GigaChat, Glm, Granite,
+        Granite20b, Harmony, Hermes, Hunyuan, InternLm, Kimi, Lfm2, Llama3, LongCat, MiniMax,
+        MiniMaxM1, Mistral, Nemotron, Olmo3, Pythonic, QwenCoder, SeedOss, XLam,
     };
 
-    const ALL: [ToolCallFormat; 20] = [
+    const ALL: [ToolCallFormat; 28] = [
+        Ernie,
+        LongCat,
+        InternLm,
+        Granite20b,
+        GigaChat,
+        MiniMaxM1,
+        XLam,
+        SeedOss,
         Hermes,
         QwenCoder,
         Glm,
@@ -136,6 +168,9 @@ mod tests {
         for (format, name) in [
             (QwenCoder, "a>b"),
             (QwenCoder, "a\nb"),
+            (SeedOss, "a>b"),
+            (MiniMaxM1, "a</tool_calls>"),
+            (XLam, "a b"),
             (Glm, "a\nb"),
             (Glm, "a<arg_key>"),
             (Kimi, "a<|tool_call_argument_begin|>"),

@@ -10,13 +10,16 @@
 //!
 //! Sources: the chat templates of both models; vLLM's parsers `gemma4` and `functiongemma`.
 
+use std::collections::HashSet;
 use std::marker::PhantomData;
 
-use serde_json::{Deserializer, Map, Value};
+use serde_json::Deserializer;
 
 use super::ToolCall;
 use super::blocks::{Block, MarkEnd, Progress};
+use super::call::is_valid;
 use super::mark::first;
+use super::marked_arguments::in_json;
 
 /// In front of a name.
 const CALL: &str = "call:";
@@ -81,7 +84,7 @@ fn call<M: GemmaMarks>(inside: &str) -> Option<ToolCall> {
     let brace = inside.find('{')?;
     let (arguments, rest) = Reader::<M>::default().value(&inside[brace..], 0)?;
     let is_whole = rest.trim_start().is_empty();
-    let call = ToolCall::new(inside[..brace].trim(), &arguments.to_string())?;
+    let call = ToolCall::new(inside[..brace].trim(), &arguments)?;
     is_whole.then_some(call)
 }
 
@@ -90,14 +93,14 @@ fn call<M: GemmaMarks>(inside: &str) -> Option<ToolCall> {
 struct Reader<M>(PhantomData<M>);
 
 impl<M: GemmaMarks> Reader<M> {
-    /// The value that `text` begins with, and what follows it.
-    fn value<'t>(&self, text: &'t str, depth: usize) -> Option<(Value, &'t str)> {
+    /// The value that `text` begins with, as JSON, and what follows it. Numbers keep their digits.
+    fn value<'t>(&self, text: &'t str, depth: usize) -> Option<(String, &'t str)> {
         let text = text.trim_start();
         match text.chars().next()? {
             _ if depth > MAX_DEPTH => None,
             _ if text.starts_with(M::QUOTE) || text.starts_with('"') => {
                 let (text, rest) = Self::quoted(text)?;
-                Some((text.into(), rest))
+                Some((in_json(&text), rest))
             }
             '{' => self.object(&text[1..], depth),
             '[' => self.list(&text[1..], depth),
@@ -121,12 +124,13 @@ impl<M: GemmaMarks> Reader<M> {
     }
 
     /// The rest of an object behind its brace.
-    fn object<'t>(&self, text: &'t str, depth: usize) -> Option<(Value, &'t str)> {
-        let mut members = Map::new();
+    fn object<'t>(&self, text: &'t str, depth: usize) -> Option<(String, &'t str)> {
+        let mut keys = HashSet::new();
+        let mut members = Vec::new();
         let mut rest = text.trim_start();
         loop {
             if let Some(behind) = rest.strip_prefix('}') {
-                return Some((members.into(), behind));
+                return Some((format!("{{{}}}", members.join(",")), behind));
             }
             let (key, behind) = match rest.starts_with(M::QUOTE) || rest.starts_with('"') {
                 true => {
@@ -139,7 +143,8 @@ impl<M: GemmaMarks> Reader<M> {
                 }
             };
             let (value, behind) = self.value(behind, depth + 1)?;
-            if key.is_empty() || members.insert(key, value).is_some() {
+            members.push(format!("{}:{value}", in_json(&key)));
+            if key.is_empty() || !keys.insert(key) {
                 return None;
             }
             rest = behind_separator(behind, '}')?;
@@ -147,12 +152,12 @@ impl<M: GemmaMarks> Reader<M> {
     }
 
     /// The rest of a list behind its bracket.
-    fn list<'t>(&self, text: &'t str, depth: usize) -> Option<(Value, &'t str)> {
+    fn list<'t>(&self, text: &'t str, depth: usize) -> Option<(String, &'t str)> {
         let mut values = Vec::new();
         let mut rest = text.trim_start();
         loop {
             if let Some(behind) = rest.strip_prefix(']') {
-                return Some((values.into(), behind));
+                return Some((format!("[{}]", values.join(",")), behind));
             }
             let (value, behind) = self.value(rest, depth + 1)?;
             values.push(value);
@@ -170,14 +175,15 @@ fn behind_separator(text: &str, end: char) -> Option<&str> {
     }
 }
 
-/// A value without quotes: JSON's, Python's `None`, or a text.
-fn word(text: &str) -> Option<(Value, &str)> {
+/// A value without quotes, as JSON: JSON's, Python's `None`, or a text.
+fn word(text: &str) -> Option<(String, &str)> {
     let end = text.find([',', '}', ']'])?;
     let word = text[..end].trim();
     let value = match word {
         "" => return None,
-        "None" => Value::Null,
-        _ => serde_json::from_str(word).unwrap_or_else(|_| word.into()),
+        "None" => "null".to_owned(),
+        _ if is_valid(word) => word.to_owned(),
+        _ => in_json(word),
     };
     Some((value, &text[end..]))
 }
@@ -205,9 +211,13 @@ mod tests {
             ),
             (
                 r#"{ a : "x\n" , <|"|>b c<|"|>:-1.5e3 }"#,
-                r#"{"a":"x\n","b c":-1500.0}"#,
+                r#"{"a":"x\n","b c":-1.5e3}"#,
             ),
             ("{city:New York}", r#"{"city":"New York"}"#),
+            (
+                "{a:[12345678901234567890123,0.10000000000000000001]}",
+                r#"{"a":[12345678901234567890123,0.10000000000000000001]}"#,
+            ),
         ] {
             assert_eq!(arguments(text).as_deref(), Some(expected), "{text}");
         }

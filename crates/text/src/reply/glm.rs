@@ -11,7 +11,7 @@
 //! Source: the chat templates of GLM-4.5 and GLM-4.7, which write texts as they are and everything else as JSON.
 
 use super::mark::find;
-use super::marked_block::{CLOSE, MAX_NAME, MarkedCall, Place, Stop, mark};
+use super::marked_block::{MAX_NAME, MarkedCall, Place, Stop, mark};
 
 const KEY: &str = "<arg_key>";
 const KEY_END: &str = "</arg_key>";
@@ -50,7 +50,7 @@ impl Place for Glm {
                     call.end = start + end;
                     Self::Key
                 }
-                Self::Key => match mark(trimmed, &[KEY, CLOSE])? {
+                Self::Key => match mark(trimmed, &[KEY, call.close])? {
                     KEY => {
                         let from = start + KEY.len();
                         let (key_end, _) = find(text, from, &[KEY_END]).map_err(|end| {
@@ -63,7 +63,7 @@ impl Place for Glm {
                         Self::BeforeValue(text[from..key_end].trim().to_owned())
                     }
                     _ => {
-                        call.end = start + CLOSE.len();
+                        call.end = start + call.close.len();
                         return Ok(());
                     }
                 },

@@ -1,18 +1,19 @@
 //! The parts of a reply: what the model thought, what it says, and which functions it calls.
 //!
 //! ```text
-//! text --> Thought: reasoning | rest --> Blocks<Hermes>, Llama, ...: calls | content
+//! text --> Thought: reasoning | rest --> Blocks<MarkedJson>, Llama, ...: calls | content
 //!     \--> Harmony: reasoning | calls | content
 //!
 //! formats.rs  the formats, and the one that a chat template is written for
 //! thought.rs  reasoning between two marks, at the beginning
-//! blocks.rs   calls behind a mark: hermes.rs, mistral.rs, marked_list.rs, gemma.rs
+//! blocks.rs   calls behind a mark: marked_json.rs, mistral.rs, marked_list.rs, json_lines.rs, gemma.rs
 //!             with arguments between marks, marked_block.rs: qwen_coder.rs, glm.rs
 //!             with marks around all calls, sections.rs: deepseek.rs, kimi.rs; invokes.rs
 //!             in Python, marked_python.rs
-//! llama.rs    calls that are the whole reply
+//! llama.rs    calls that are the whole reply; xlam.rs
 //! pythonic.rs the same in Python, python.rs
 //! harmony.rs  messages of several channels
+//! response_marks.rs  marks around what a model says
 //! pieces.rs   calls that are given before they are complete
 //! function_names.rs  which names of functions can be read back
 //! ```
@@ -30,14 +31,15 @@ mod function_names;
 mod gemma;
 mod glm;
 mod harmony;
-mod hermes;
 mod invokes;
 mod json_end;
+mod json_lines;
 mod kimi;
 mod llama;
 mod mark;
 mod marked_arguments;
 mod marked_block;
+mod marked_json;
 mod marked_list;
 mod marked_python;
 mod mistral;
@@ -46,8 +48,10 @@ mod pieces;
 mod python;
 mod pythonic;
 mod qwen_coder;
+mod response_marks;
 mod sections;
 mod thought;
+mod xlam;
 
 pub use call::ToolCall;
 pub use formats::{ReplyFormat, Thinking};

@@ -1,4 +1,5 @@
-//! The calls of Qwen3-Coder: a block a call, with the arguments as texts between marks.
+//! The calls of Qwen3-Coder, and of Seed-OSS in `<seed:tool_call>`: a block a call, with the arguments as texts between
+//! marks.
 //!
 //! ```text
 //! <tool_call>
@@ -14,7 +15,7 @@
 //! so the schema of a function says which an argument is.
 
 use super::mark::{find, first};
-use super::marked_block::{CLOSE, MAX_NAME, MarkedCall, Place, Stop, mark};
+use super::marked_block::{MAX_NAME, MarkedCall, Place, Stop, mark};
 
 const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
@@ -71,7 +72,7 @@ impl Place for QwenCoder {
                     Self::Parameter
                 }
                 Self::Close => {
-                    match first(trimmed, &[CLOSE]) {
+                    match first(trimmed, &[call.close]) {
                         Some(Some(close)) => call.end = start + close.len(),
                         Some(None) => return Err(Stop::NoCall),
                         None if is_last => call.end = text.len(),

@@ -8,7 +8,15 @@ use super::*;
 use crate::{ChatTemplates, Conversation, PromptEnding};
 use inflight_config::{ReasoningFormat, ReplyParser, ToolCallFormat};
 
-const TOOL_CALLS: [ToolCallFormat; 20] = [
+const TOOL_CALLS: [ToolCallFormat; 28] = [
+    ToolCallFormat::Ernie,
+    ToolCallFormat::LongCat,
+    ToolCallFormat::InternLm,
+    ToolCallFormat::Granite20b,
+    ToolCallFormat::GigaChat,
+    ToolCallFormat::MiniMaxM1,
+    ToolCallFormat::XLam,
+    ToolCallFormat::SeedOss,
     ToolCallFormat::Dsml,
     ToolCallFormat::Hunyuan,
     ToolCallFormat::Nemotron,
@@ -740,6 +748,14 @@ fn a_template_says_which_format_it_is_for() {
             "<minimax:tool_call>\n<invoke name=\"",
             ToolCallFormat::MiniMax,
         ),
+        (
+            "<tool_call></tool_call><response>{{ content }}</response>",
+            ToolCallFormat::Ernie,
+        ),
+        ("<seed:tool_call>\n<function=", ToolCallFormat::SeedOss),
+        ("<longcat_tool_call>", ToolCallFormat::LongCat),
+        ("<|action_start|><|plugin|>", ToolCallFormat::InternLm),
+        ("function call<|role_sep|>", ToolCallFormat::GigaChat),
         ("List of tools: <|tool_list_start|>[", ToolCallFormat::Lfm2),
         ("<｜DSML｜function_calls>", ToolCallFormat::Dsml),
         ("<tool_calls>[]</tool_calls>", ToolCallFormat::Hunyuan),
@@ -962,7 +978,12 @@ proptest! {
         let is_plain = format.reasoning.is_none() && whole.calls.is_empty();
         let drops_marks = matches!(
             format.tool_calls,
-            Some(ToolCallFormat::DeepSeek | ToolCallFormat::Kimi | ToolCallFormat::Harmony)
+            Some(
+                ToolCallFormat::DeepSeek
+                    | ToolCallFormat::Kimi
+                    | ToolCallFormat::Harmony
+                    | ToolCallFormat::Ernie
+            )
         );
         if is_plain && !drops_marks {
             prop_assert_eq!(whole.content, text);
@@ -975,6 +996,7 @@ fn rewrites_arguments(format: ToolCallFormat) -> bool {
     matches!(
         format,
         ToolCallFormat::QwenCoder
+            | ToolCallFormat::SeedOss
             | ToolCallFormat::Glm
             | ToolCallFormat::MiniMax
             | ToolCallFormat::Dsml
@@ -992,6 +1014,29 @@ fn call_in(format: ToolCallFormat, name: &str, arguments: &str) -> Vec<String> {
     let object = named("arguments");
     match format {
         ToolCallFormat::Hermes => vec![format!("<tool_call>\n{object}\n</tool_call>")],
+        ToolCallFormat::Ernie => vec![format!(
+            "<response>\nYes\n</response>\n<tool_call>\n{object}\n</tool_call>"
+        )],
+        ToolCallFormat::LongCat => vec![format!(
+            "<longcat_tool_call>\n{object}\n</longcat_tool_call>"
+        )],
+        ToolCallFormat::InternLm => vec![format!(
+            "<|action_start|><|plugin|>\n{}<|action_end|>",
+            named("parameters")
+        )],
+        ToolCallFormat::Granite20b => {
+            vec![format!("<function_call> {object}<function_call> {object}")]
+        }
+        ToolCallFormat::GigaChat => vec![
+            format!("function call<|role_sep|>\n{object}"),
+            format!("<|function_call|>{object}"),
+        ],
+        ToolCallFormat::XLam => vec![
+            format!("[{object}, {object}]"),
+            format!("```json\n[{object}]\n```"),
+            format!("[TOOL_CALLS][{object}]"),
+            format!("<tool_call>[{object}]</tool_call>"),
+        ],
         ToolCallFormat::Granite => vec![
             format!("<|tool_call|>[{object}]"),
             format!("<|tool_call|>[{object}, {object}]<|/tool_call|>"),
@@ -1021,6 +1066,8 @@ fn call_in(format: ToolCallFormat, name: &str, arguments: &str) -> Vec<String> {
             "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
         )],
         ToolCallFormat::QwenCoder
+        | ToolCallFormat::SeedOss
+        | ToolCallFormat::MiniMaxM1
         | ToolCallFormat::Glm
         | ToolCallFormat::MiniMax
         | ToolCallFormat::Dsml
@@ -1068,6 +1115,145 @@ fn lists_stand_between_the_marks_of_their_models() {
         check_content(format, &format!("{open}[1]{close}"));
         check_content(format, &format!("{open}{{\"a\": 1}}{close}"));
         check_content(format, &format!("{open}none{close}"));
+    }
+}
+
+#[test]
+fn calls_in_json_stand_behind_the_mark_of_their_model() {
+    let object = r#"{"name": "f", "arguments": {"a": [1, "</tool_call>"]}}"#;
+    let read = r#"f({"a": [1, "</tool_call>"]})"#;
+    for (format, open, close) in [
+        (
+            ToolCallFormat::LongCat,
+            "<longcat_tool_call>",
+            "</longcat_tool_call>",
+        ),
+        (
+            ToolCallFormat::InternLm,
+            "<|action_start|><|plugin|>",
+            "<|action_end|>",
+        ),
+        (ToolCallFormat::Granite20b, "<function_call>", ""),
+        (ToolCallFormat::GigaChat, "function call<|role_sep|>", ""),
+        (ToolCallFormat::GigaChat, "<|function_call|>", ""),
+    ] {
+        check_calls(
+            format,
+            &format!("Yes{open}\n{object}{close}"),
+            "Yes",
+            &[read],
+        );
+        let two = format!("{open}{object}{close}\n{open} {object}{close}\n");
+        check_calls(format, &two, "", &[read, read]);
+        check_calls(
+            format,
+            &format!("{open}{object}{close}\n so"),
+            "\n so",
+            &[read],
+        );
+        check_content(format, &format!("{open}[1]{close}"));
+        check_content(format, &format!("{open}none{close}"));
+        check_content(format, &format!("{open}{{\"name\": "));
+    }
+}
+
+#[test]
+fn ernie_says_what_it_says_between_marks() {
+    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::Ernie, text, content, calls)
+    };
+    check("<response>\n\nHi\n there\n</response>", "Hi\n there", &[]);
+    check("<response>\nHi\n", "Hi\n", &[]);
+    check(&format!("{call}\n\n{call}\n"), "", &["f({})", "f({})"]);
+    check(
+        &format!("<response>\nHi\n</response>{call}"),
+        "Hi",
+        &["f({})"],
+    );
+    check("Hi <respond>", "Hi <respond>", &[]);
+    let format = ReplyFormat {
+        reasoning: Some(ReasoningFormat::Think),
+        tool_calls: Some(ToolCallFormat::Ernie),
+    };
+    let parts = parts(
+        &format,
+        "<think>\nHm.\n</think>\n\n<response>\nHi\n</response>\n",
+    );
+    assert_eq!((&parts.reasoning[..], &parts.content[..]), ("Hm.", "Hi\n"));
+}
+
+#[test]
+fn the_first_minimax_has_a_line_for_each_call() {
+    let object = |name: &str| format!(r#"{{"name": "{name}", "arguments": {{"a": 1}}}}"#);
+    let text = format!(
+        "So\n<tool_calls>\n{}\n{}\n</tool_calls>",
+        object("f"),
+        object("g")
+    );
+    let read = [r#"f({"a": 1})"#, r#"g({"a": 1})"#];
+    check_calls(ToolCallFormat::MiniMaxM1, &text, "So\n", &read);
+    let begun = format!("<tool_calls>\n{}", object("f"));
+    check_calls(ToolCallFormat::MiniMaxM1, &begun, "", &read[..1]);
+    for text in [
+        "<tool_calls></tool_calls>",
+        "<tool_calls>[]</tool_calls>",
+        "<tool_calls>\n{\"name\": \"f\"}\nx</tool_calls>",
+        "<tool_calls>\n{\"name\": 1}\n</tool_calls>",
+    ] {
+        check_content(ToolCallFormat::MiniMaxM1, text);
+    }
+}
+
+#[test]
+fn seeds_have_marks_of_their_own_around_those_of_qwen() {
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
+        "text": {"type": "string"}, "number": {"type": "integer"},
+    }}}}]);
+    let call = "<seed:tool_call>\n<function=f>\n<parameter=text>12</parameter>\n<parameter=number>12</parameter>\n\
+                </function>\n</seed:tool_call>";
+    let read = r#"f({"text": "12", "number": 12})"#;
+    let text = format!("So\n{call}\n{call}");
+    check_typed_calls(
+        ToolCallFormat::SeedOss,
+        &tools,
+        &text,
+        "So\n",
+        &[read, read],
+    );
+    for text in [
+        "<tool_call>\n<function=f>\n</function>\n</tool_call>",
+        "<seed:tool_call>x",
+    ] {
+        check_typed_calls(ToolCallFormat::SeedOss, &tools, text, text, &[]);
+    }
+}
+
+#[test]
+fn xlam_replies_with_a_list_and_nothing_else() {
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::XLam, text, content, calls)
+    };
+    let list = r#"[{"name": "f", "arguments": {"a": "]"}}, {"name": "g", "arguments": {}}]"#;
+    let read = [r#"f({"a": "]"})"#, "g({})"];
+    check(list, "", &read);
+    check(&format!("\n{list}\n"), "", &read);
+    check(&format!("```json\n{list}\n```"), "", &read);
+    check(&format!("[TOOL_CALLS] {list}"), "", &read);
+    check(&format!("<tool_call>{list}</tool_call>"), "", &read);
+    check(&format!("{list} so"), " so", &read);
+    for text in [
+        "Yes [",
+        "[]",
+        "[1, 2]",
+        r#"[{"name": "Ann"}]"#,
+        r#"{"name": "f", "arguments": {}}"#,
+        "```json\n{\"a\": 1}\n```",
+        "```rust\n[]\n```",
+        "[TOOL",
+        "[{\"name\": ",
+    ] {
+        check_content(ToolCallFormat::XLam, text);
     }
 }
 
@@ -1256,6 +1442,11 @@ fn a_text_waits_while_it_may_become_a_call() {
         (ToolCallFormat::QwenCoder, "<tool_call><function=f\n"),
         (ToolCallFormat::Glm, "<tool_call>{"),
         (ToolCallFormat::Granite, "<|tool_call|>f"),
+        (ToolCallFormat::Granite20b, "<function_call>f"),
+        (ToolCallFormat::MiniMaxM1, "<tool_calls>\n["),
+        (ToolCallFormat::SeedOss, "<seed:tool_call>f"),
+        (ToolCallFormat::XLam, "Yes"),
+        (ToolCallFormat::XLam, "[[1], {"),
         (ToolCallFormat::Lfm2, "<|tool_call_start|>f"),
         (ToolCallFormat::Olmo3, "<function_calls>\n["),
         (ToolCallFormat::MiniMax, "<minimax:tool_call>\nf"),
