@@ -175,12 +175,12 @@ def test_in_lockstep_a_complete_answer_waits_for_its_batch_only_until_its_timeou
                 )
                 return answer, loop.time()
 
-            long, short, late = await one_batch(
-                server, client, one(200), one(2, timeout=300_000), one(400, timeout=300_000)
-            )
-            for (answer, _), num_tokens in ((short, 2), (long, 200)):
+            # All have to wait at a time before the first one's limit passes, on a busy machine too.
+            limit = {"timeout": 2_000_000}
+            long, short, late = await one_batch(server, client, one(1000), one(2, **limit), one(2000, **limit))
+            for (answer, _), num_tokens in ((short, 2), (long, 1000)):
                 assert (answer.ids, answer.finish_reason) == (continuation([2], num_tokens), "length")
-            # 200 steps of 3 ms.
+            # 1000 steps of 3 ms.
             assert short[1] < long[1] - 0.2
             assert late[0].finish_reason == "timed_out"
             assert late[0].ids == continuation([2], len(late[0].ids))
