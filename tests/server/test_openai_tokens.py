@@ -74,7 +74,7 @@ def test_texts_of_many_token_prompts_are_read_in_order(server, front):
 @pytest.mark.parametrize(
     "path, fields, words",
     [
-        ("/tokenize", {"prompt": PROMPT}, "names no model, and there are 2"),
+        ("/tokenize", {"prompt": PROMPT}, "names no model, and 2 could be meant"),
         ("/tokenize", {"model": "stories"}, "'messages'"),
         ("/tokenize", {"model": "stories", "prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
         ("/tokenize", {"model": "stories", "prompt": "a", "return_token_strs": True}, "/detokenize"),
