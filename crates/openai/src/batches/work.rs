@@ -126,6 +126,7 @@ impl Work {
         let (content, done) = input.await.map_err(failed)?;
         let read = || lines::requests(&content, &batch.endpoint);
         let lines = beside_streams(content.len(), read).await?;
+        drop(content);
         let (id, num_lines) = (batch.id.clone(), lines.len());
         let begun = self
             .store
@@ -142,7 +143,7 @@ impl Work {
     }
 
     /// Has a line computed, and stores its result.
-    async fn line(&self, batch: &OpenBatch, mut line: Line) -> Result<(), Error> {
+    async fn line(&self, batch: &OpenBatch, line: Line) -> Result<(), Error> {
         let [mut wait, max_wait] = WAITS;
         let (status, request_id, answer) = loop {
             let turn = self.turns.acquire().await;
@@ -158,7 +159,7 @@ impl Work {
             };
             let asked = match client.rights.admit(Instant::now()) {
                 Err((_, wait)) => Err(wait),
-                Ok(()) => match self.ask(&client, batch, &mut line).await? {
+                Ok(()) => match self.ask(&client, batch, &line).await? {
                     (status, _, answer) if has_no_room(status, &answer) => Err(wait),
                     asked => Ok(asked),
                 },
@@ -187,16 +188,19 @@ impl Work {
         &self,
         client: &Client,
         batch: &OpenBatch,
-        line: &mut Line,
+        line: &Line,
     ) -> Result<(StatusCode, String, Value), Error> {
         let options = client.rights.options().or(self.options.as_deref());
+        let mut body = line.body.clone();
         if options.is_none_or(|options| options.iter().any(|option| option == PRIORITY)) {
-            line.body[PRIORITY] = json!(i32::MAX);
+            let mut fields: Value = serde_json::from_str(&body).unwrap_or_default();
+            fields[PRIORITY] = json!(i32::MAX);
+            body = fields.to_string();
         }
         let request = Request::post(&batch.endpoint)
             .header(header::CONTENT_TYPE, "application/json")
             .extension(client.clone())
-            .body(HttpBody::from(line.body.to_string()))
+            .body(HttpBody::from(body))
             .map_err(|error| Error::invalid(error.to_string()))?;
         let service = TowerToHyperService::new(self.paths.clone());
         let Ok(response) = service.call(request).await;
@@ -260,13 +264,13 @@ mod tests {
                 id: "batch-1".to_owned(),
                 endpoint: ENDPOINTS[1].to_owned(),
             };
-            let mut line = Line {
+            let line = Line {
                 index: 0,
                 custom_id: "a".to_owned(),
-                body: json!({"prompt": "a", "request_priority": 3}),
+                body: json!({"prompt": "a", "request_priority": 3}).to_string(),
             };
             let client = Client::default();
-            let asked = runtime.block_on(work.ask(&client, &batch, &mut line));
+            let asked = runtime.block_on(work.ask(&client, &batch, &line));
             let (status, _, body) = asked.expect("an answer");
             std::fs::remove_file(path).expect("removed");
             assert_eq!((status, &body["prompt"]), (StatusCode::OK, &json!("a")));
