@@ -72,7 +72,9 @@ def test_each_field_of_a_request_is_in_the_table(section, variants):
     ours = set(re.findall(r"^\| `(\w+)` \|", table, re.M))
     theirs = params_of(*variants)
     assert {"model", "user"} <= theirs
-    assert ours == theirs
+    # Prompts of models, which OpenAI's have not.
+    own = {"prompt_name", "input_type"} if section == "embeddings" else set()
+    assert ours == theirs | own
 
 
 def validated(kind, value, ours=()):

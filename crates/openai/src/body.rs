@@ -283,7 +283,7 @@ pub fn wrong(name: &str, value: &Value, expected: &str) -> Error {
 }
 
 /// A value as it may stand in a message.
-fn short(value: &Value) -> String {
+pub fn short(value: &Value) -> String {
     const MAX_CHARS: usize = 100;
     let text = value.to_string();
     match text.char_indices().nth(MAX_CHARS) {

@@ -14,7 +14,7 @@ use crate::encodings;
 pub const OF_THE_BACKEND: &[u8] = b"inflight";
 
 /// The code of an error that lasts until somebody loads the model again.
-const MODEL_HAS_FAILED: &str = "model_has_failed";
+pub const MODEL_HAS_FAILED: &str = "model_has_failed";
 
 /// Why a request was refused, or failed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -31,6 +31,13 @@ pub struct Client {
     pub rights: Arc<Rights>,
 }
 
+impl Owner {
+    /// The owner of what a key asks for.
+    fn of(key: &str) -> Self {
+        Self(Sha256::digest(key).into())
+    }
+}
+
 impl Client {
     /// The client that a request comes from.
     pub fn of(request: &Request) -> Self {
@@ -90,6 +97,19 @@ impl Keys {
         Ok(Self(keys))
     }
 
+    /// The client with this key; `None` if the key is not known any more.
+    pub fn client_of(&self, owner: Owner) -> Option<Client> {
+        if self.0.is_empty() {
+            return (owner == Owner::default()).then(Client::default);
+        }
+        let mut keys = self.0.iter();
+        let key = keys.find(|key| Owner::of(&key.text) == owner)?;
+        Some(Client {
+            owner,
+            rights: key.rights.clone(),
+        })
+    }
+
     /// The client whose request has these headers.
     ///
     /// # Errors
@@ -112,7 +132,7 @@ impl Keys {
         let key =
             known.ok_or_else(|| Error::unauthorized("the key of the request is not known"))?;
         Ok(Client {
-            owner: Owner(Sha256::digest(&key.text).into()),
+            owner: Owner::of(&key.text),
             rights: key.rights.clone(),
         })
     }
@@ -183,6 +203,17 @@ mod tests {
             );
         }
         assert!(keys.client(&HeaderMap::new()).is_err());
+        let again = keys.client_of(owner("sk-two")).expect("known");
+        assert_eq!(again.owner, owner("sk-two"));
+        assert!(again.rights.admit(Instant::now()).is_ok());
+        assert!(
+            again.rights.admit(Instant::now()).is_err(),
+            "it has one request"
+        );
+        assert!(keys.client_of(owner("sk-three")).is_none());
+        assert!(keys.client_of(Owner::default()).is_none());
+        assert!(Keys::default().client_of(Owner::default()).is_some());
+        assert!(Keys::default().client_of(owner("sk-one")).is_none());
         let with = |mut headers: HeaderMap, key| {
             headers.insert(API_KEY, HeaderValue::from_static(key));
             headers

@@ -12,7 +12,7 @@
 //! | `chunk.rs`, `logprobs.rs`, `token_text.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, log-probabilities of messages, the text of a token, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
 //! | `answer.rs`, `parts.rs` | the replies to the prompts of a request; the parts of a reply |
-//! | `content.rs`, `body.rs`, `encodings.rs` | the bodies of requests; a JSON object of which fields are taken one by one; compressed bodies |
+//! | `content.rs`, `body.rs`, `encodings.rs`, `pages.rs` | the bodies of requests; a JSON object of which fields are taken one by one; compressed bodies; lists in pages |
 //! | `json_response.rs` | a JSON value as a response |
 //! | `names.rs` | what a client calls what the backend's refusals name |
 //! | `generation.rs` | a request for text, and the responses to it, in Triton's tensors |
@@ -24,6 +24,7 @@
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `trace.rs` | traces that requests belong to |
 //! | `response_store/`, `stored.rs`, `conversations.rs`, `background.rs` | stored responses and conversations, the paths of both, and responses in the background |
+//! | `batches/` | files of requests, and the batches that work on them |
 //! | `keys.rs`, `rights.rs`, `access_log.rs` | who may send requests, how many and for what; a line for each |
 //! | `page.rs`, `page.html` | the page at `/` |
 //! | `live.rs`, `step_file.rs` | the steps of the models as they happen; the files that they are read from |
@@ -34,6 +35,7 @@ pub mod adapters;
 pub mod answer;
 pub mod anthropic;
 pub mod background;
+pub mod batches;
 pub mod beside_streams;
 pub mod body;
 pub mod chat;
@@ -66,6 +68,7 @@ pub mod models;
 pub mod names;
 pub mod origins;
 pub mod page;
+pub mod pages;
 pub mod parts;
 pub mod place;
 pub mod pooled;

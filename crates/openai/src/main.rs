@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use inflight_openai::adapters::Adapters;
 use inflight_openai::background::Background;
+use inflight_openai::batches::work::Settings;
 use inflight_openai::content::Limits;
 use inflight_openai::downloads::{Downloads, ImageHost};
 use inflight_openai::keys::Keys;
@@ -108,6 +109,13 @@ struct Options {
     /// How long responses are stored
     #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=36500), requires = "response_store")]
     response_store_days: u64,
+    /// Works off batches of OpenAI's API, with this many requests at a time, behind all other requests; files and
+    /// results are stored with the responses [default: there are no batches]
+    #[arg(long, value_name = "N", requires = "response_store", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    batch_requests: Option<usize>,
+    /// The most bytes of the files and results of batches
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, requires = "batch_requests")]
+    batch_bytes: u64,
     /// Shows the steps of a model at /live, and on the page. PATH is the model's stats_file, on this machine. May be
     /// given several times
     #[arg(long, value_name = "[NAME=]PATH")]
@@ -198,7 +206,7 @@ async fn serve(options: &Options) -> Result<(), String> {
     };
     let origins = options.allow_origin.clone();
     let log = options.access_log;
-    let background = Background::default();
+    let (background, batches) = (Background::default(), Background::default());
     let access = Access {
         keys: keys.clone(),
         metrics: options
@@ -213,6 +221,10 @@ async fn serve(options: &Options) -> Result<(), String> {
         },
         controls_models: options.allow_model_control,
         background: background.clone(),
+        batches: options.batch_requests.map(|max_requests| Settings {
+            max_requests,
+            background: batches.clone(),
+        }),
         options: (!options.allow_options.is_empty()).then(|| options.allow_options.clone()),
     };
     let router = router(triton.clone(), adapters, limits, access, live, origins, log);
@@ -227,6 +239,8 @@ async fn serve(options: &Options) -> Result<(), String> {
     let serve = async {
         listener::serve(listener, service, stop).await;
         background.ended_within(max_drain_time).await;
+        // The next server runs the lines again that have no result.
+        batches.ended_within(Duration::ZERO).await;
         // A process that ends cancels what it has asked for. Those requests end within seconds.
         triton.drained().await;
         if let Some(store) = written {
@@ -257,6 +271,7 @@ fn open_store(options: &Options) -> Result<Option<ResponseStore>, String> {
         max_bytes: options.response_store_bytes,
         max_age: Duration::from_secs(options.response_store_days * 24 * 60 * 60),
         max_history_bytes: options.max_request_bytes,
+        max_batch_bytes: options.batch_bytes,
     };
     let store = ResponseStore::open(path, bounds);
     store

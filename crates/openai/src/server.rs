@@ -18,6 +18,7 @@ use crate::answer::{Answer, Answers};
 use crate::anthropic::fields::COUNT_TOKENS;
 use crate::anthropic::request::Messages;
 use crate::background::Background;
+use crate::batches::work::{Settings, Work};
 use crate::beside_streams::beside_streams;
 use crate::body::Body;
 use crate::chat::Chat;
@@ -53,7 +54,7 @@ use crate::tokens::{Read, Tokens};
 use crate::trace::Trace;
 use crate::triton::Triton;
 use crate::triton_metrics::TritonMetrics;
-use crate::{Error, anthropic, conversations, encodings, ids, page, sse, stored, tei};
+use crate::{Error, anthropic, batches, conversations, encodings, ids, page, sse, stored, tei};
 
 /// Who may ask, and for what.
 #[derive(Clone, Debug, Default)]
@@ -74,6 +75,8 @@ pub struct Access {
     pub controls_models: bool,
     /// Responses in the background.
     pub background: Background,
+    /// The work on batches. None without `--batch-requests`.
+    pub batches: Option<Settings>,
 }
 
 /// How many inputs of a client's request, which may have more of them than a model has slots for, are in flight at a
@@ -118,7 +121,7 @@ pub fn router(
     let server = Server {
         options: access.options,
         metrics: access.metrics,
-        store: access.store,
+        store: access.store.clone(),
         background: access.background,
         controls_models: access.controls_models,
         traffic: traffic.clone(),
@@ -132,6 +135,17 @@ pub fn router(
         started: ids::now(),
     };
     let server = Arc::new(server);
+    let batches = match (access.batches, access.store) {
+        (Some(settings), Some(store)) => {
+            let paths = paths_of_batches().with_state(server.clone());
+            let (keys, options) = (access.keys.clone(), server.options.clone());
+            let work = Work::new(store.clone(), paths, keys, options, settings);
+            let resumed = work.clone();
+            tokio::spawn(async move { resumed.resume().await });
+            batches::routes(bodies, store, work)
+        }
+        _ => Router::new(),
+    };
     let router = Router::new()
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(model).post(control_model))
@@ -140,6 +154,7 @@ pub fn router(
         .route("/v1/responses", post(respond))
         .merge(stored)
         .merge(conversations)
+        .merge(batches)
         .route("/v1/messages", post(reply::<Messages>))
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/embeddings", post(pooled::<Embeddings>))
@@ -179,6 +194,15 @@ pub fn router(
         true => router.layer(from_fn(logged)),
         false => router,
     }
+}
+
+/// The paths that lines of batches ask.
+fn paths_of_batches() -> Router<Arc<Server>> {
+    Router::new()
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(reply::<Chat>))
+        .route("/v1/responses", post(respond))
+        .route("/v1/embeddings", post(pooled::<Embeddings>))
 }
 
 async fn with_key(

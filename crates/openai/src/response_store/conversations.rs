@@ -303,6 +303,7 @@ mod tests {
             max_bytes,
             max_age: Duration::from_secs(100),
             max_history_bytes: 1000,
+            max_batch_bytes: 0,
         };
         Database::open(Path::new(":memory:"), bounds).expect("a database")
     }

@@ -13,10 +13,11 @@ use crate::keys::Owner;
 use crate::{Error, ids};
 
 /// The version of the database's tables.
-const VERSION: i32 = 2;
-/// The tables of conversations. The items of a conversation are removed with it.
+const VERSION: i32 = 3;
+/// The tables of conversations and of batches. The items of a conversation are removed with it, and so are the results
+/// of a batch.
 const TABLES: &str = "
-    CREATE TABLE conversations (
+    CREATE TABLE IF NOT EXISTS conversations (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
         owner BLOB NOT NULL,
@@ -25,15 +26,44 @@ const TABLES: &str = "
         created_at INTEGER NOT NULL,
         used_at INTEGER NOT NULL
     );
-    CREATE INDEX conversations_by_age ON conversations (used_at, number);
-    CREATE TABLE conversation_items (
+    CREATE INDEX IF NOT EXISTS conversations_by_age ON conversations (used_at, number);
+    CREATE TABLE IF NOT EXISTS conversation_items (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         conversation INTEGER NOT NULL REFERENCES conversations (number) ON DELETE CASCADE,
         id TEXT NOT NULL,
         item TEXT NOT NULL
     );
-    CREATE INDEX items_of_conversations ON conversation_items (conversation, number);
+    CREATE INDEX IF NOT EXISTS items_of_conversations ON conversation_items (conversation, number);
+    CREATE TABLE IF NOT EXISTS files (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner BLOB NOT NULL,
+        name TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        content BLOB,
+        batch INTEGER REFERENCES batches (number) ON DELETE CASCADE,
+        is_error INTEGER,
+        created_at INTEGER NOT NULL
+    );
+    CREATE TABLE IF NOT EXISTS batches (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner BLOB NOT NULL,
+        input INTEGER NOT NULL,
+        batch TEXT NOT NULL,
+        is_open INTEGER NOT NULL,
+        created_at INTEGER NOT NULL
+    );
+    CREATE TABLE IF NOT EXISTS batch_lines (
+        batch INTEGER NOT NULL REFERENCES batches (number) ON DELETE CASCADE,
+        line INTEGER NOT NULL,
+        is_error INTEGER NOT NULL,
+        result TEXT NOT NULL,
+        PRIMARY KEY (batch, line)
+    );
 ";
+/// The bytes that a file or a batch counts for without its content and results.
+pub(super) const BATCH_BYTES: u64 = 1024;
 /// The most responses before one, in a chain.
 const MAX_CHAIN: usize = 4096;
 
@@ -46,6 +76,8 @@ pub struct Bounds {
     pub max_age: Duration,
     /// The most bytes of the items that a request continues.
     pub max_history_bytes: usize,
+    /// The most bytes of the files and results of batches.
+    pub max_batch_bytes: u64,
 }
 
 /// A response and its input.
@@ -75,14 +107,17 @@ pub struct History {
 }
 
 /// The open database.
-pub(super) struct Database {
-    pub connection: Connection,
-    pub bounds: Bounds,
-    pub num_bytes: u64,
+pub struct Database {
+    pub(super) connection: Connection,
+    pub(super) bounds: Bounds,
+    /// The bytes of responses and conversations.
+    pub(super) num_bytes: u64,
+    /// The bytes of files and results of batches.
+    pub(super) num_batch_bytes: u64,
 }
 
 impl Database {
-    pub fn open(path: &Path, bounds: Bounds) -> Result<Self, Box<dyn std::error::Error>> {
+    pub(super) fn open(path: &Path, bounds: Bounds) -> Result<Self, Box<dyn std::error::Error>> {
         let connection = Connection::open(path)?;
         connection.busy_timeout(Duration::ZERO)?;
         // Another process that wrote the file would not be counted.
@@ -102,8 +137,8 @@ impl Database {
         )?;
         match (version, num_tables) {
             (VERSION, _) if is_ours => {}
-            // The version before had no conversations.
-            (1, _) if is_ours => connection.execute_batch(&format!(
+            // The versions before had no conversations, or no batches.
+            (1..VERSION, _) if is_ours => connection.execute_batch(&format!(
                 "BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
             ))?,
             (0, 0) => connection.execute_batch(&format!(
@@ -143,14 +178,16 @@ impl Database {
             [],
             |row| row.get(0),
         )?;
+        let num_batch_bytes = num_batch_bytes(&connection)?;
         Ok(Self {
             connection,
             bounds,
             num_bytes,
+            num_batch_bytes,
         })
     }
 
-    pub fn store(&mut self, row: &Row) -> Result<(), rusqlite::Error> {
+    pub(super) fn store(&mut self, row: &Row) -> Result<(), rusqlite::Error> {
         let num_bytes = row.num_bytes() as u64;
         if num_bytes > self.bounds.max_bytes {
             eprintln!(
@@ -178,7 +215,7 @@ impl Database {
     }
 
     /// Removes responses and conversations that are too old, and then the oldest until so many bytes have room.
-    pub fn make_room(&mut self, num_bytes: u64) -> Result<(), rusqlite::Error> {
+    pub(super) fn make_room(&mut self, num_bytes: u64) -> Result<(), rusqlite::Error> {
         let oldest = self.oldest();
         while let Some((table, number, num_bytes_of_first, time)) = self.first()? {
             let is_full = self.num_bytes + num_bytes > self.bounds.max_bytes;
@@ -208,7 +245,7 @@ impl Database {
     }
 
     /// A column with JSON.
-    pub fn column(&self, name: &str, owner: Owner, id: &str) -> Result<Value, Error> {
+    pub(super) fn column(&self, name: &str, owner: Owner, id: &str) -> Result<Value, Error> {
         let query = format!(
             "SELECT {name} FROM responses WHERE id = ?1 AND owner = ?2 AND created_at >= ?3"
         );
@@ -222,7 +259,7 @@ impl Database {
     }
 
     /// Ends a response that is open. Returns whether it was.
-    pub fn end(&mut self, owner: Owner, response: &Value) -> Result<bool, Error> {
+    pub(super) fn end(&mut self, owner: Owner, response: &Value) -> Result<bool, Error> {
         let id = response["id"].as_str().unwrap_or_default();
         let values = params![id, owner.0, response.to_string()];
         let query = "SELECT octet_length(?3) - octet_length(response) FROM responses
@@ -243,7 +280,7 @@ impl Database {
         Ok(true)
     }
 
-    pub fn delete(&mut self, owner: Owner, id: &str) -> Result<(), Error> {
+    pub(super) fn delete(&mut self, owner: Owner, id: &str) -> Result<(), Error> {
         let query = "DELETE FROM responses WHERE id = ?1 AND owner = ?2
                      RETURNING octet_length(input) + octet_length(response)";
         let deleted: Option<u64> = self
@@ -256,7 +293,7 @@ impl Database {
     }
 
     /// The items of a response, of its request, and of all that it continues, in their order.
-    pub fn history(&self, owner: Owner, id: &str) -> Result<History, Error> {
+    pub(super) fn history(&self, owner: Owner, id: &str) -> Result<History, Error> {
         let query = "SELECT previous, input, response, is_open FROM responses
                      WHERE id = ?1 AND owner = ?2 AND created_at >= ?3";
         let mut turns = Vec::new();
@@ -304,7 +341,7 @@ impl Database {
     }
 
     /// The time before which responses are too old.
-    pub fn oldest(&self) -> u64 {
+    pub(super) fn oldest(&self) -> u64 {
         ids::now().saturating_sub(self.bounds.max_age.as_secs())
     }
 }
@@ -313,6 +350,14 @@ impl Row {
     pub fn num_bytes(&self) -> usize {
         self.input.len() + self.response.len()
     }
+}
+
+/// The bytes of all files and results.
+pub(super) fn num_batch_bytes(connection: &rusqlite::Connection) -> Result<u64, rusqlite::Error> {
+    let query = "SELECT (SELECT coalesce(sum(octet_length(content) + ?1), 0) FROM files WHERE batch IS NULL)
+                      + (SELECT count(*) * ?1 FROM batches)
+                      + (SELECT coalesce(sum(octet_length(result)), 0) FROM batch_lines)";
+    connection.query_row(query, [BATCH_BYTES], |row| row.get(0))
 }
 
 /// The items in a list.
@@ -355,6 +400,7 @@ mod tests {
             max_bytes: 1 << 20,
             max_age: Duration::from_secs(100),
             max_history_bytes: 1 << 20,
+            max_batch_bytes: 1 << 20,
         }
     }
 

@@ -12,6 +12,7 @@
 //! A thread owns the database and works on commands in their order: a read finds every response that was stored before.
 //! A response in the background is stored when it begins, and again when it ends.
 
+mod batches;
 mod conversations;
 mod database;
 
@@ -31,10 +32,11 @@ use crate::body::{Body, wrong};
 use crate::items::stored;
 use crate::keys::Owner;
 use crate::{Error, ids};
-use database::{Database, Row, items};
+use database::{Row, items};
 
+pub use batches::{OpenBatch, Part};
 pub use conversations::{Page, PageQuery};
-pub use database::{Bounds, History};
+pub use database::{Bounds, Database, History};
 
 /// The status of a response in the background that is not complete.
 pub const QUEUED: &str = "queued";
@@ -297,7 +299,10 @@ impl ResponseStore {
     }
 
     /// Has the thread work on the database.
-    async fn ask<T: Send + 'static>(
+    ///
+    /// # Errors
+    /// As `work`, or the thread has ended.
+    pub async fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
