@@ -1,7 +1,7 @@
 //! Images in prompts: what steps encode, what they keep, and which blocks prompts with images share.
 //!
-//! Images with the hashes 0, 1, 2 and 3 have 1, 4, 7 and 3 tokens (`num_image_tokens`). Image 6 has 3 tokens, a token of
-//! text, and 4 tokens (`num_rows_of_first_span`).
+//! Images with the hashes 0, 1, 2 and 3 have 1, 4, 7 and 3 tokens (`num_image_tokens`). Image 6 has 3 tokens, a token
+//! of text, and 4 tokens (`num_rows_of_first_span`).
 
 use std::ops::Range;
 use std::sync::Arc;
