@@ -40,6 +40,11 @@ struct Xielu {
     }
 };
 
+// x * sigmoid(1.702 * x), an approximation of GELU (Hendrycks and Gimpel, arXiv:1606.08415).
+struct QuickGelu {
+    static __device__ __forceinline__ float of(float x) { return x / (1.0f + __expf(-1.702f * x)); }
+};
+
 }  // namespace
 
 KERNEL(silu, 1024)(bf16* out, const float* x, const float* bias, int width) { activate<Silu>(out, x, bias, width); }
@@ -60,6 +65,11 @@ KERNEL(squared_relu, 1024)(bf16* out, const float* x, const float* bias, int wid
     activate<SquaredRelu>(out, x, bias, width);
 }
 EXPORT_KERNEL(squared_relu)
+
+KERNEL(quick_gelu, 1024)(bf16* out, const float* x, const float* bias, int width) {
+    activate<QuickGelu>(out, x, bias, width);
+}
+EXPORT_KERNEL(quick_gelu)
 
 KERNEL(xielu, 1024)
 (bf16* out, const float* x, const float* bias, int width, float positive, float negative) {

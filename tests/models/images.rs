@@ -25,7 +25,7 @@ use crate::support::{
 };
 use crate::transformers::Prompt;
 
-const NAMES: [&str; 2] = ["images/smolvlm", "images/idefics3"];
+const NAMES: [&str; 3] = ["images/smolvlm", "images/idefics3", "images/llava"];
 const IMAGE_TOKEN: TokenId = 7;
 
 /// The results of transformers for a fixture.
@@ -234,10 +234,10 @@ fn images_that_a_tower_does_not_read_are_refused() {
 
 #[test]
 fn models_without_a_known_tower_take_no_images() {
-    let source = ModelSource::open(&fixture("llava")).expect("the checkpoint opens");
+    let source = ModelSource::open(&fixture("exaone4-5")).expect("the checkpoint opens");
     let error = source.with_images().err().expect("it is refused");
     let error = error.to_string();
-    assert!(error.contains("LlavaForConditionalGeneration"), "{error}");
+    assert!(error.contains("the model is a Exaone4_5_"), "{error}");
     assert!(error.contains("serve it for text only"), "{error}");
 }
 
@@ -255,6 +255,46 @@ fn a_damaged_tower_is_an_error_only_with_images() {
     let error = source.with_images().err().expect("6 is no multiple of 4");
     let expected = "vision_config.image_size: 24 is not";
     assert!(error.to_string().contains(expected), "{error}");
+}
+
+#[test]
+fn parts_of_llava_that_are_not_computed_are_refused_by_name() {
+    let refused = |config: Value, expected: &str| {
+        let copy = Copy::of("images/llava").config(config);
+        let source = ModelSource::open(copy.dir()).expect("the language model is whole");
+        let error = source.with_images().err().expect("it is refused");
+        let error = error.to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(error.contains("without max_num_image_tokens"), "{error}");
+    };
+    refused(
+        json!({"vision_feature_select_strategy": "full"}),
+        "vision_feature_select_strategy: 'full'",
+    );
+    refused(
+        json!({"vision_feature_layer": [-2, -1]}),
+        "vision_feature_layer: [-2,-1]",
+    );
+    refused(
+        json!({"vision_feature_layer": 5}),
+        "vision_feature_layer: 5 is not one layer of 4",
+    );
+    refused(
+        json!({"vision_config": {"model_type": "pixtral"}}),
+        "vision_config.model_type: 'pixtral'",
+    );
+}
+
+/// Checkpoints of LLaVA by its authors have another module around the encoder.
+#[test]
+fn a_tower_has_other_names_in_older_checkpoints() {
+    let name = "images/llava";
+    let copy =
+        Copy::of(name).renamed(|name| name.replace("vision_tower.", "vision_tower.vision_model."));
+    let source = ModelSource::open(copy.dir()).expect("the checkpoint opens");
+    let source = source.with_images().expect("it has a tower");
+    let bytes = |source: &ModelSource| source.num_weight_bytes(None).expect("they are there");
+    assert_eq!(bytes(&source), bytes(&open(name)));
 }
 
 /// The memory estimate of a model counts its tower.
@@ -359,6 +399,9 @@ fn schedules_change_no_bit_of_answers_about_images() {
             .collect();
         let sizes = requests[0].images.spans().iter();
         let sizes: Vec<_> = sizes.map(|span| span.image.num_tokens().0).collect();
+        // Room for two prompts, and hardly for their outputs.
+        let blocks = requests[..2].iter().map(|it| it.prompt.len().div_ceil(4));
+        let prompts_of_two = blocks.sum::<usize>() as u32 + 1;
         let chunks = Setup {
             enable_chunked_context: true,
             max_num_tokens: 11,
@@ -376,7 +419,7 @@ fn schedules_change_no_bit_of_answers_about_images() {
         let pauses = Setup {
             policy: CapacityPolicy::MaxUtilization,
             max_seq_len: 76,
-            num_blocks: 20,
+            num_blocks: prompts_of_two.max(20),
             ..chunks.clone()
         };
         let setups = [

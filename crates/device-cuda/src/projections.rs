@@ -101,6 +101,19 @@ impl Cuda {
                 );
                 return;
             }
+            InnerActivation::Plain(PlainActivation::QuickGelu) => {
+                launch!(
+                    self,
+                    self.kernels.quick_gelu,
+                    "quick_gelu",
+                    shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
+                    out,
+                    self.scratch.address(),
+                    bias,
+                    n as i32
+                );
+                return;
+            }
         };
         let width = n / 2;
         launch!(

@@ -296,6 +296,8 @@ pub enum PlainActivation {
         /// The factor below.
         negative: f32,
     },
+    /// `x * sigmoid(1.702 * x)`, an approximation of GELU (Hendrycks and Gimpel, arXiv:1606.08415).
+    QuickGelu,
 }
 
 impl Activation {

@@ -661,6 +661,10 @@ impl Ops for Reference {
                 };
                 curved + x / 2.0
             }
+            InnerActivation::Plain(PlainActivation::QuickGelu) => {
+                let x = output(column);
+                x / (1.0 + (-1.702 * x).exp())
+            }
         };
         for row in 0..num_rows {
             let inputs = linear.matrix.inputs(x.row(row));

@@ -365,6 +365,23 @@ impl<D: Device> Decoder<D> {
         self.residual.hidden_mut()
     }
 
+    /// Normalises these rows where they are.
+    pub(super) fn norm_hidden_in_place(
+        &mut self,
+        device: &mut D,
+        num_rows: usize,
+        norm: &NormWeights<D>,
+    ) {
+        let run = &mut Probed {
+            device,
+            host: &mut RankHost::alone(),
+            ranks: self.ranks,
+            probe: &mut (),
+            adapters: &[],
+        };
+        self.residual.norm_in_place(run, num_rows, norm);
+    }
+
     /// Computes a step of [layers](Decoder::of_layers): as [`Decoder::forward`] behind the embedding.
     pub(super) fn compute_layers(
         &mut self,

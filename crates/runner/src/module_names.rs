@@ -11,6 +11,7 @@
 //! language_model.layers.0.mlp.up_proj             a model with images, without its output layer
 //! model.language_model.model.layers. ...          the same inside of a wrapper
 //! model.text_model.layers. ..., text_model.layers. ...
+//! vision_tower.vision_model.encoder.layers. ...   a tower, before transformers 5; with `model.` in front, in between
 //! backbone.layers. ...                            by the authors of Nemotron-H
 //! layers.0.mlp.up_proj                            the decoder without its output layer
 //! ```
@@ -24,7 +25,7 @@ use super::spec::ModelSpec;
 const WRAPPERS: [&str; 3] = ["", "_orig_mod.", "module."];
 
 /// What stands in front of the modules of a decoder, where `{}` is the first word of its own names, such as `model.`.
-const PREFIXES: [&str; 9] = [
+const PREFIXES: [&str; 12] = [
     "{}",
     "{}language_model.",
     "language_model.{}",
@@ -32,6 +33,9 @@ const PREFIXES: [&str; 9] = [
     "{}language_model.{}",
     "{}text_model.",
     "text_model.",
+    "{}vision_model.",
+    "model.{}vision_model.",
+    "model.{}",
     "backbone.",
     "",
 ];

@@ -36,7 +36,8 @@ use self::tasks::{MAX_ROWS, Tasks};
 use super::lines::Lines;
 use super::low_rank::AddedRows;
 use super::math::{
-    exp, from_bf16_bits, gelu_by, gelu_tanh, relu, silu, squared_relu, to_bf16_bits, xielu,
+    exp, from_bf16_bits, gelu_by, gelu_tanh, quick_gelu, relu, silu, squared_relu, to_bf16_bits,
+    xielu,
 };
 use super::packed_matrix::Packed;
 use super::panel_order::PANEL;
@@ -502,6 +503,7 @@ fn write_activated(
             sums.iter_mut()
                 .for_each(|x| *x = xielu(*x, positive, negative));
         }
+        PlainActivation::QuickGelu => sums.iter_mut().for_each(|x| *x = quick_gelu(*x)),
     }
     // A map of an array of this length is not inlined, and copies it.
     let mut rounded = [0; PANEL];

@@ -37,7 +37,7 @@ pub use layer::{
 pub use mtp::MtpSpec;
 pub use norms::{Block, BlockNorms, NormKind, NormSpec, Norms};
 pub use projection::{FusedOutputs, Linear, Projection};
-pub use tower::{PatchShape, ProjectorSpec, TowerSpec};
+pub use tower::{InnerProjection, PatchShape, ProjectorSpec, TowerSpec};
 
 /// A decoder-only transformer. Sizes are in elements.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,12 +1,13 @@
 //! The vision tower of a model with images.
 
 use super::{ModelSpec, Module, Projection};
+use inflight_device::PlainActivation;
 
 /// A tower: from the patches of an image to rows of the residual stream of the language model, as data.
 ///
 /// ```text
 /// patches     [num_patches, patch_len]      of one tile
-/// embedded    patch_embedding(patches) + positions
+/// embedded    [class_token, patch_embedding(patches)] + positions, and the norm of embeddings if there is one
 /// encoded     the encoder's layers and its final norm, in which each patch sees all patches of its tile
 /// rows        projector(encoded)            [num_tokens, hidden_size of the language model]
 /// ```
@@ -16,8 +17,13 @@ pub struct TowerSpec {
     pub encoder: ModelSpec,
     /// The shape of a patch.
     pub patch: PatchShape,
+    /// Whether the embedding of patches has a bias.
+    pub has_patch_bias: bool,
     /// Rows of patches of a tile, and as many columns.
     pub num_patches_per_side: usize,
+    /// The parameter in front of the embedded patches, `[hidden_size]`, if there is one. It has the first position, and
+    /// becomes no row.
+    pub class_token: Option<&'static str>,
     /// From encoded patches to rows.
     pub projector: ProjectorSpec,
 }
@@ -31,17 +37,28 @@ pub struct PatchShape {
     pub num_pixels_per_side: usize,
 }
 
-/// How encoded patches become rows: squares of neighbours are joined, and projected.
+/// How encoded patches become rows: squares of neighbours are joined, and projected by one layer or two.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProjectorSpec {
     /// Patches of each side of a square. Its patches are joined row by row.
     pub merge_size: usize,
-    /// `[hidden_size of the language model, merge_size^2 * hidden_size]`.
+    /// The layer in front of the last one, if there are two.
+    pub inner: Option<InnerProjection>,
+    /// The last layer, `[hidden_size of the language model, num_inputs]`. It reads the inner layer, or joined patches.
     pub projection: Projection,
 }
 
+/// A layer of a projector: `activation(projection(joined patches))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InnerProjection {
+    /// `[num_inputs of the last layer, merge_size^2 * hidden_size]`.
+    pub projection: Projection,
+    /// The activation behind it.
+    pub activation: PlainActivation,
+}
+
 impl TowerSpec {
-    /// The module that embeds patches: a convolution whose stride is its size, with a bias.
+    /// The module that embeds patches: a convolution whose stride is its size.
     pub const fn patch_embedding(&self) -> Module {
         Module::of_model(self.encoder.modules.embedding)
     }
@@ -51,9 +68,19 @@ impl TowerSpec {
         self.num_patches_per_side.pow(2)
     }
 
+    /// Rows of the encoder for a tile: the class token, and the patches.
+    pub const fn num_encoded(&self) -> usize {
+        self.class_token.is_some() as usize + self.num_patches()
+    }
+
     /// Rows that a tile becomes.
     pub const fn num_tokens(&self) -> usize {
         (self.num_patches_per_side / self.projector.merge_size).pow(2)
+    }
+
+    /// Values of the patches that become a row.
+    pub const fn merged_width(&self) -> usize {
+        self.projector.merge_size.pow(2) * self.encoder.hidden_size
     }
 
     /// The width of a row.

@@ -31,10 +31,12 @@ pub(crate) struct ImageEncoder<D: Device> {
 
 /// Activations of a tile.
 struct Buffers<D: Device> {
-    /// `[num_patches, patch_len]`.
+    /// `[num_encoded, patch_len]`, with zeros in place of the class token.
     patches: (D::Sums, D::Inputs),
     /// `[num_tokens, merge_size^2 * hidden_size]`.
     merged: (D::Sums, D::Inputs),
+    /// `[num_tokens, num_inputs of the projector]`, if the projector has two layers.
+    inner: Option<D::Inputs>,
     /// `[num_tokens, row_width]`.
     rows: (D::Sums, D::Inputs),
     /// Without rows: it tells whether the device has failed.
@@ -73,13 +75,13 @@ impl<D: Device> ImageEncoder<D> {
         let groups = LayerGroups::of_one_step(encoder.num_layers());
         let num_blocks = limits.num_blocks;
         let cache = device.alloc_kv_cache(&layouts, &groups, num_blocks.index())?;
-        let num_patches = spec.num_patches();
+        let num_encoded = spec.num_encoded();
         device.reserve(
             &cache,
             &StepCapacity {
-                max_num_tokens: num_patches,
+                max_num_tokens: num_encoded,
                 max_num_sequences: 1,
-                max_seq_len: num_patches,
+                max_seq_len: num_encoded,
                 max_blocks_per_sequence: num_blocks.index(),
                 num_layer_groups: 1,
                 num_q_heads: encoder.num_heads,
@@ -93,9 +95,16 @@ impl<D: Device> ImageEncoder<D> {
         };
         let num_tokens = spec.num_tokens();
         let buffers = Buffers {
-            patches: alloc(num_patches, spec.patch.num_values())?,
-            merged: alloc(num_tokens, spec.projector.projection.num_inputs)?,
+            patches: alloc(num_encoded, spec.patch.num_values())?,
+            merged: alloc(num_tokens, spec.merged_width())?,
             rows: alloc(num_tokens, spec.row_width())?,
+            inner: match &spec.projector.inner {
+                Some(inner) => {
+                    let width = inner.projection.num_outputs();
+                    Some(device.alloc_inputs(num_tokens, width)?)
+                }
+                None => None,
+            },
             logits: device.alloc_logits(0, encoder.vocab_size)?,
         };
         Ok(Self {
@@ -141,15 +150,15 @@ impl<D: Device> ImageEncoder<D> {
             block_table,
             buffers,
         } = self;
-        let num_patches = spec.num_patches();
-        let all: Vec<_> = (0..num_patches as u32).collect();
+        let num_encoded = spec.num_encoded();
+        let all: Vec<_> = (0..num_encoded as u32).collect();
         let span = KvSpan {
-            tokens: 0..num_patches as u32,
-            kv_len: num_patches as u32,
+            tokens: 0..num_encoded as u32,
+            kv_len: num_encoded as u32,
             block_table: 0..block_table.len() as u32,
         };
         let inputs = StepInputs {
-            token_ids: &vec![0; num_patches],
+            token_ids: &vec![0; num_encoded],
             spans: &[span],
             block_tables: block_table,
             kept_rows: &all,
@@ -157,21 +166,44 @@ impl<D: Device> ImageEncoder<D> {
         };
         let step = device.begin_step(cache, inputs);
         let (sums, read) = &mut buffers.patches;
-        ops.write_sums(device, patches, sums);
-        device.norm(num_patches, sums, Norm::Identity, read);
+        match &weights.class_token {
+            Some(_) => {
+                let mut rows = vec![0.0; spec.patch.num_values()];
+                rows.extend_from_slice(patches);
+                ops.write_sums(device, &rows, sums);
+            }
+            None => ops.write_sums(device, patches, sums),
+        }
+        device.norm(num_encoded, sums, Norm::Identity, read);
         let hidden = decoder.hidden_mut();
         let embedding = &weights.patch_embedding;
-        device.project(num_patches, read, embedding, Output::Store, None, hidden);
+        device.project(num_encoded, read, embedding, Output::Store, None, hidden);
+        if let Some(class_token) = &weights.class_token {
+            ops.write_sums(device, class_token, hidden);
+        }
         if let Some(positions) = &weights.positions {
             device.add_positions(&step, positions, hidden);
         }
+        if let Some(norm) = &weights.embedding_norm {
+            decoder.norm_hidden_in_place(device, num_encoded, norm);
+        }
         decoder.compute_layers(device, cache, &step, inputs, &mut ());
-        let mut encoded = vec![0.0; num_patches * spec.encoder.hidden_size];
-        ops.read_states(device, decoder.normed(), num_patches, &mut encoded);
+        let hidden_size = spec.encoder.hidden_size;
+        let mut encoded = vec![0.0; num_encoded * hidden_size];
+        ops.read_states(device, decoder.normed(), num_encoded, &mut encoded);
+        let first_patch = num_encoded - spec.num_patches();
+        let encoded = &encoded[first_patch * hidden_size..];
         let num_tokens = spec.num_tokens();
         let (sums, read) = &mut buffers.merged;
-        ops.write_sums(device, &spec.merge(&encoded), sums);
+        ops.write_sums(device, &spec.merge(encoded), sums);
         device.norm(num_tokens, sums, Norm::Identity, read);
+        let read = match (&weights.inner, &mut buffers.inner) {
+            (Some((linear, activation)), Some(inner)) => {
+                device.project_activated(num_tokens, read, linear, *activation, None, inner);
+                &*inner
+            }
+            _ => &*read,
+        };
         let (sums, rows) = &mut buffers.rows;
         device.project(
             num_tokens,
@@ -249,15 +281,15 @@ impl TowerSpec {
 
 /// The limits of a tower, which computes one tile at a time.
 fn limits_of_tower(spec: &TowerSpec, limits: &RunnerLimits) -> RunnerLimits {
-    let num_patches = Tokens(spec.num_patches() as u32);
+    let num_encoded = Tokens(spec.num_encoded() as u32);
     let limits = limits_of_draft_model(limits);
     RunnerLimits {
-        max_num_tokens: num_patches,
+        max_num_tokens: num_encoded,
         max_num_requests: 1,
         num_state_rows: 1,
         max_sampled_rows: Tokens::ZERO,
-        max_seq_len: num_patches,
-        num_blocks: num_patches.blocks_ceil(limits.block_size),
+        max_seq_len: num_encoded,
+        num_blocks: num_encoded.blocks_ceil(limits.block_size),
         num_host_blocks: Blocks::ZERO,
         kv_dtype: KvDtype::Bf16,
         weights: None,

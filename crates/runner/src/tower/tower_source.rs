@@ -5,8 +5,8 @@ use crate::model_tensors::ModelTensors;
 use crate::spec::{Module, TowerSpec};
 use crate::weight_sources::LayerSource;
 use inflight_base::LoadError;
-use inflight_checkpoint::{Matrix, Store};
-use inflight_device::Device;
+use inflight_checkpoint::{Matrix, Store, Tensor};
+use inflight_device::{Device, PlainActivation};
 
 /// The weights of a tower, not yet read. None of them is rounded.
 pub(crate) struct TowerSource<'a> {
@@ -15,6 +15,9 @@ pub(crate) struct TowerSource<'a> {
     pub(super) final_norm: Option<NormSource<'a>>,
     pub(super) patch_embedding: ProjectionSource<'a>,
     pub(super) positions: Option<Matrix<'a>>,
+    pub(super) class_token: Option<Tensor<'a>>,
+    pub(super) embedding_norm: Option<NormSource<'a>>,
+    pub(super) inner: Option<(ProjectionSource<'a>, PlainActivation)>,
     pub(super) projector: ProjectionSource<'a>,
 }
 
@@ -30,10 +33,18 @@ impl<'a> TowerSource<'a> {
         let layers = encoder.layers.iter().enumerate();
         let layers =
             layers.map(|(index, layer)| LayerSource::find(&tensors, encoder, index, layer));
-        let final_norm = match encoder.modules.final_norm {
-            Some(norm) => {
-                let module = Module::of_model(norm);
-                Some(NormSource::find(&tensors, &encoder.norm, module, hidden)?)
+        let norm = |name| {
+            let module = Module::of_model(name);
+            NormSource::find(&tensors, &encoder.norm, module, hidden)
+        };
+        let final_norm = encoder.modules.final_norm.map(norm).transpose()?;
+        let embedding_norm = encoder.embedding_norm.map(norm).transpose()?;
+        let class_token = spec.class_token.map(Module::of_model);
+        let class_token = class_token.map(|name| tensors.parameter(name, hidden));
+        let inner = match &spec.projector.inner {
+            Some(inner) => {
+                let projection = ProjectionSource::find(&tensors, None, &inner.projection)?;
+                Some((projection, inner.activation))
             }
             None => None,
         };
@@ -47,6 +58,9 @@ impl<'a> TowerSource<'a> {
         Ok(Self {
             layers: layers.collect::<Result<_, _>>()?,
             final_norm,
+            embedding_norm,
+            class_token: class_token.transpose()?,
+            inner,
             patch_embedding: patch_embedding(&tensors, spec)?,
             positions,
             projector: ProjectionSource::find(&tensors, None, &spec.projector.projection)?,
@@ -57,7 +71,9 @@ impl<'a> TowerSource<'a> {
     /// Bytes of the weights in memory, without padding.
     pub(crate) fn num_bytes<D: Device>(&self) -> u64 {
         let layers = self.layers.iter().map(|it| it.num_bytes::<D>(None));
+        let inner = self.inner.as_ref().map(|(projection, _)| projection);
         let outside = [&self.patch_embedding, &self.projector].into_iter();
+        let outside = outside.chain(inner);
         let outside = outside.map(|it| it.form(None, D::HAS_FP8).num_bytes::<D>(&it.matrices));
         let positions = self.positions.as_ref();
         let positions = positions.map_or(0, |rows| 2 * (rows.rows() * rows.columns()) as u64);
@@ -74,7 +90,10 @@ fn patch_embedding<'a>(
     let hidden = spec.encoder.hidden_size;
     let kernels = tensors.kernels(module, hidden, &spec.patch.dimensions())?;
     Ok(ProjectionSource {
-        biases: vec![tensors.bias(module, hidden)?],
+        biases: match spec.has_patch_bias {
+            true => vec![tensors.bias(module, hidden)?],
+            false => Vec::new(),
+        },
         ..ProjectionSource::of_matrix(kernels, None)
     })
 }

@@ -2,18 +2,26 @@
 
 use super::tower_source::TowerSource;
 use crate::embedding_rows::load_embedding;
+use crate::linear_weights::NormWeights;
 use crate::packer::Packer;
 use crate::weights::{Head, Layer, Weights};
 use inflight_base::LoadError;
-use inflight_device::{Device, Linear};
+use inflight_checkpoint::Tensor;
+use inflight_device::{Device, InnerActivation, Linear};
 
 /// The weights outside of the layers.
 pub(super) struct OuterWeights<D: Device> {
     /// `[hidden_size, patch_len]`.
     pub(super) patch_embedding: Linear<D>,
-    /// `[num_patches, hidden_size]`.
+    /// `[hidden_size]`.
+    pub(super) class_token: Option<Vec<f32>>,
+    /// `[num_encoded, hidden_size]`.
     pub(super) positions: Option<D::Embedding>,
-    /// `[row_width, merge_size^2 * hidden_size]`.
+    /// Behind the sum of both.
+    pub(super) embedding_norm: Option<NormWeights<D>>,
+    /// `[num_inputs of the projector, merge_size^2 * hidden_size]`.
+    pub(super) inner: Option<(Linear<D>, InnerActivation)>,
+    /// `[row_width, num_inputs]`.
     pub(super) projector: Linear<D>,
 }
 
@@ -38,9 +46,23 @@ impl TowerSource<'_> {
             lm_head: None,
         };
         let patch_embedding = self.patch_embedding.load(&mut packer)?;
+        let embedding_norm = match &self.embedding_norm {
+            Some(norm) => Some(norm.load(&mut packer)?),
+            None => None,
+        };
+        let inner = match self.inner {
+            Some((projection, activation)) => {
+                let activation = InnerActivation::Plain(activation);
+                Some((projection.load(&mut packer)?, activation))
+            }
+            None => None,
+        };
         let projector = self.projector.load(&mut packer)?;
         let outer = OuterWeights {
             patch_embedding,
+            class_token: self.class_token.map(Tensor::to_f32).transpose()?,
+            embedding_norm,
+            inner,
             positions: match &self.positions {
                 Some(rows) => Some(load_embedding(device, rows)?),
                 None => None,

@@ -1,6 +1,9 @@
 //! Vision towers: one file for each family.
 
+mod clip_layer;
 mod idefics3;
+mod llava;
+mod patch_grid;
 
 use crate::spec::{ModelSpec, TowerSpec};
 use inflight_base::LoadError;
@@ -14,7 +17,7 @@ struct Tower {
     describe: fn(&JsonFile, &ModelSpec) -> Result<TowerSpec, LoadError>,
 }
 
-const TOWERS: [Tower; 2] = [idefics3::IDEFICS3, idefics3::SMOL_VLM];
+const TOWERS: [Tower; 3] = [idefics3::IDEFICS3, idefics3::SMOL_VLM, llava::LLAVA];
 
 /// Whether the family of a model has a tower.
 pub fn has_tower(model: &ModelSpec) -> bool {
@@ -31,7 +34,7 @@ pub fn describe_tower(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec,
         return Err(LoadError::Config {
             problem: format!(
                 "images are taken by models of {}, and the model is a {}",
-                TOWERS.map(|tower| tower.class).join(" and "),
+                TOWERS.map(|tower| tower.class).join(", "),
                 model.family
             ),
             remedy: "serve it for text only".to_owned(),
