@@ -73,40 +73,32 @@ impl Cuda {
         let (activation, factor) = match activation {
             InnerActivation::Gated(activation) => (activation, 1.0),
             InnerActivation::ScaledGate(activation, factor) => (activation, factor),
-            InnerActivation::Plain(PlainActivation::Xielu { positive, negative }) => {
+            InnerActivation::Plain(activation) => {
+                let grid = shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR));
+                let kernel = match activation {
+                    PlainActivation::Of(activation) => self.kernels.plain.of(activation),
+                    PlainActivation::QuickGelu => &self.kernels.quick_gelu,
+                    PlainActivation::Xielu { positive, negative } => {
+                        launch!(
+                            self,
+                            self.kernels.xielu,
+                            "xielu",
+                            grid,
+                            out,
+                            self.scratch.address(),
+                            bias,
+                            n as i32,
+                            positive,
+                            negative
+                        );
+                        return;
+                    }
+                };
                 launch!(
                     self,
-                    self.kernels.xielu,
-                    "xielu",
-                    shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
-                    out,
-                    self.scratch.address(),
-                    bias,
-                    n as i32,
-                    positive,
-                    negative
-                );
-                return;
-            }
-            InnerActivation::Plain(PlainActivation::Of(activation)) => {
-                launch!(
-                    self,
-                    self.kernels.plain.of(activation),
+                    kernel,
                     "an activation",
-                    shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
-                    out,
-                    self.scratch.address(),
-                    bias,
-                    n as i32
-                );
-                return;
-            }
-            InnerActivation::Plain(PlainActivation::QuickGelu) => {
-                launch!(
-                    self,
-                    self.kernels.quick_gelu,
-                    "quick_gelu",
-                    shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
+                    grid,
                     out,
                     self.scratch.address(),
                     bias,
