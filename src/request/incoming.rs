@@ -267,10 +267,14 @@ impl RequestReader<'_> {
             given.push((name.to_owned(), GivenOption::Parameter(value)));
         }
         for input in self.option_inputs(request)? {
-            let is_read = self.adapters.is_some() && is_adapter_tensor(input.name())
-                || self.encoder.images.is_some() && IMAGE_INPUTS.contains(&input.name());
-            if is_read {
+            let is_image = IMAGE_INPUTS.contains(&input.name());
+            if is_image || self.adapters.is_some() && is_adapter_tensor(input.name()) {
                 sizes.add(0)?;
+                // Refused as an image, whatever it holds.
+                if is_image && self.encoder.images.is_none() && input.num_bytes() > 0 {
+                    let image = GivenOption::Parameter(Value::String(String::new()));
+                    given.push(("images".to_owned(), image));
+                }
                 continue;
             }
             let option = match is_unread(input.name()) {

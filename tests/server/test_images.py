@@ -43,7 +43,7 @@ def server(tmp_path_factory):
     add_model(repository, "tensors", fields=TENSORS + QUEUED, checkpoint=SHAPES)
     add_model(repository, "small", SMALL, checkpoint=SHAPES)
     add_model(repository, "tight", TIGHT, checkpoint=SHAPES)
-    add_model(repository, "text_only", {"max_num_image_tokens": 0}, checkpoint=SHAPES)
+    add_model(repository, "text_only", {"max_num_image_tokens": 0}, fields=TENSORS + QUEUED, checkpoint=SHAPES)
     add_model(repository, "stories", checkpoint=STORIES)
     cut_into_tiles(add_model(repository, "tiles", checkpoint=SHAPES))
     with Server(repository) as server:
@@ -324,6 +324,23 @@ def test_a_model_without_a_tower_takes_no_images(server, model):
     with pytest.raises(Refused, match="image 0: the model takes no images"):
         generate(server, model, "Hello", images=image)
     assert generate(server, model, "Hello", max_tokens=3).text
+
+
+@pytest.mark.parametrize("name", ["images", "image_pixels"])
+def test_tensors_of_images_are_refused_by_a_model_without_a_tower(server, name):
+    text = tensor("text_input", numpy.array([[b"Hello"]], dtype=object), "BYTES")
+    image = {
+        "images": tensor("images", numpy.array([[png(scene(1).draw())]], dtype=object), "BYTES"),
+        "image_pixels": tensor("image_pixels", numpy.zeros((1, 1, 8, 8, 3), numpy.uint8), "UINT8"),
+    }[name]
+
+    async def main():
+        async with grpc(server) as client:
+            with pytest.raises(Refused, match="image 0: the model takes no images"):
+                async for _ in GrpcStream(client, "text_only", [text, image], max_tokens=3):
+                    pass
+
+    run(main())
 
 
 def test_an_image_in_a_conversation_is_seen_in_later_turns(server):
