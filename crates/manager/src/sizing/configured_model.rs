@@ -269,12 +269,16 @@ impl ConfiguredModel<'_> {
         }
     }
 
-    /// Bytes of scratch memory that all ranks on CPUs take at load, besides the weights.
+    /// Bytes of scratch memory that all ranks on CPUs take at load, besides the weights, and of what a vision tower
+    /// computes with.
     pub(super) fn num_scratch_bytes(&self) -> u64 {
         let parts = self.source.iter().flat_map(|source| self.parts(source));
-        parts
-            .map(|(spec, _)| CpuRunner::num_scratch_bytes(&spec) as u64)
-            .sum()
+        let of_ranks = parts.map(|(spec, _)| CpuRunner::num_scratch_bytes(&spec) as u64);
+        let tower = self.source.and_then(ModelSource::tower);
+        let of_tower = tower.map_or(0, |tower| {
+            CpuRunner::num_tower_bytes(tower, self.settings.tokens_per_block) as u64
+        });
+        of_ranks.sum::<u64>() + of_tower
     }
 
     /// The processes that compute it.
