@@ -27,11 +27,11 @@ use super::step_layout::{SampledRows, StepLayout};
 use super::step_sampling::StepSampling;
 use super::streams::stream_widths;
 use super::tower::{ImageEncoder, KeptImages};
-use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
+use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId, Tokens};
 use inflight_collective::Collective;
 use inflight_device::{
-    AdapterCapacity, Device, DeviceSample, IndexerOps, KvDtype, LayerGroups, RankHost, RankOps,
-    StepCapacity, StepInputs, StepResults, StepWidths, Tiling,
+    AdapterCapacity, Device, DeviceSample, IndexerOps, KvDtype, LayerGroups, QuantisedWidths,
+    RankHost, RankOps, StepCapacity, StepInputs, StepResults, StepWidths, Tiling,
 };
 use inflight_engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
 use inflight_images::ImagePatches;
@@ -134,6 +134,19 @@ impl<D: Device> ModelRunner<D> {
         ops.map_or(0, |ops| ops.num_scratch_bytes())
     }
 
+    /// Bytes of the activations and of the KV cache of a vision tower, which are taken at load.
+    pub fn num_tower_bytes(tower: &TowerSpec, block_size: BlockSize) -> usize {
+        let encoder = &tower.encoder;
+        let widths = step_widths(encoder, QuantisedWidths::default());
+        let num_encoded = tower.num_encoded();
+        let of_layers = num_encoded * (4 * widths.sums + 2 * widths.inputs);
+        let num_blocks = Tokens(num_encoded as u32).blocks_ceil(block_size);
+        let groups = LayerGroups::of_one_step(encoder.num_layers());
+        let layouts = kv_layouts(encoder, block_size, KvDtype::Bf16);
+        let of_cache = num_blocks.index() * D::kv_bytes_per_block(&layouts, &groups);
+        of_layers + tower.num_buffer_bytes() + of_cache
+    }
+
     /// Bytes of one block of the KV cache of a draft head, and of the states that the head reads.
     pub fn head_bytes_per_block(head: &HeadSource, block_size: BlockSize, dtype: KvDtype) -> usize {
         let spec = head.spec();
@@ -173,79 +186,8 @@ impl<D: Device> ModelRunner<D> {
         limits: &RunnerLimits,
     ) -> Result<(StepCapacity, StepWidths), LoadError> {
         let spec = source.spec();
-        let mixture = spec.mixture();
-        let num_router_logits = mixture.map_or(0, |shape| shape.routing.num_logits());
-        let [sums, inputs, widest_inputs] = match spec.latent() {
-            Some(latent) => latent_widths(latent),
-            // Queries, keys and values; the rotated queries, and what attention makes of them.
-            None => {
-                let shapes = spec.head_shapes().into_iter();
-                let widths = shapes.map(|(heads, stores)| {
-                    let qkv_len = if stores {
-                        heads.qkv_len()
-                    } else {
-                        heads.q_len()
-                    };
-                    let [q_len, out_len] = [heads.q_len(), heads.out_len()];
-                    [qkv_len, q_len + out_len, q_len.max(out_len)]
-                });
-                widths.fold([0; 3], |[sums, inputs, widest], of_shape| {
-                    let [sums_of_shape, inputs_of_shape, widest_of_shape] = of_shape;
-                    [
-                        sums + sums_of_shape,
-                        inputs + inputs_of_shape,
-                        widest.max(widest_of_shape),
-                    ]
-                })
-            }
-        };
-        let of_states = spec.recurrence().map_or([0; 2], |recurrence| {
-            [recurrence.shape.input_len(), recurrence.shape.out_len()]
-        });
-        let of_late_inputs = spec.late_inputs().map_or([0; 2], late_widths);
-        let of_gates: usize = spec.gate_widths().iter().sum();
-        let of_inputs = spec.layer_inputs.as_ref();
-        let of_inputs = of_inputs.map_or([0; 2], |inputs| {
-            [inputs.width * (spec.num_layers() + 1), inputs.width]
-        });
-        let of_streams = stream_widths(spec);
-        let has_experts_block = spec.layers.iter().any(|it| it.experts_block.is_some());
-        let of_experts_block = if has_experts_block {
-            spec.hidden_size
-        } else {
-            0
-        };
-        let inner: usize = spec.intermediate_sizes().iter().sum();
-        let projections = spec.embedding_projections.as_ref();
-        let embedding_width = projections.map_or(0, |_| spec.embedding_width());
-        let widths = StepWidths {
-            // The residual stream and its summand, embeddings of another width, rows of attention and of recurrent
-            // states, and what experts are chosen by.
-            sums: 2 * spec.hidden_size
-                + embedding_width
-                + sums
-                + of_states[0]
-                + of_late_inputs[0]
-                + of_gates
-                + num_router_logits
-                + of_inputs[0]
-                + of_experts_block
-                + of_streams[0],
-            // Its norm, embeddings of another width, the buffers of attention and of recurrent states, and the inner
-            // activations.
-            inputs: spec.hidden_size
-                + embedding_width
-                + inputs
-                + of_states[1]
-                + of_late_inputs[1]
-                + inner
-                + of_inputs[1]
-                + of_streams[1],
-            widest_inputs: spec.max_intermediate_size().max(widest_inputs),
-            logits: spec.vocab_size,
-            quantised: source.quantised_widths::<D>(limits.weights)?,
-        };
-        Ok((step_capacity(spec, limits), widths))
+        let quantised = source.quantised_widths::<D>(limits.weights)?;
+        Ok((step_capacity(spec, limits), step_widths(spec, quantised)))
     }
 }
 
@@ -932,6 +874,82 @@ fn kv_cache<D: Device>(
             limits.block_size.tokens()
         ))
     })
+}
+
+/// The widths of the activations of a step.
+fn step_widths(spec: &ModelSpec, quantised: QuantisedWidths) -> StepWidths {
+    let mixture = spec.mixture();
+    let num_router_logits = mixture.map_or(0, |shape| shape.routing.num_logits());
+    let [sums, inputs, widest_inputs] = match spec.latent() {
+        Some(latent) => latent_widths(latent),
+        // Queries, keys and values; the rotated queries, and what attention makes of them.
+        None => {
+            let shapes = spec.head_shapes().into_iter();
+            let widths = shapes.map(|(heads, stores)| {
+                let qkv_len = if stores {
+                    heads.qkv_len()
+                } else {
+                    heads.q_len()
+                };
+                let [q_len, out_len] = [heads.q_len(), heads.out_len()];
+                [qkv_len, q_len + out_len, q_len.max(out_len)]
+            });
+            widths.fold([0; 3], |[sums, inputs, widest], of_shape| {
+                let [sums_of_shape, inputs_of_shape, widest_of_shape] = of_shape;
+                [
+                    sums + sums_of_shape,
+                    inputs + inputs_of_shape,
+                    widest.max(widest_of_shape),
+                ]
+            })
+        }
+    };
+    let of_states = spec.recurrence().map_or([0; 2], |recurrence| {
+        [recurrence.shape.input_len(), recurrence.shape.out_len()]
+    });
+    let of_late_inputs = spec.late_inputs().map_or([0; 2], late_widths);
+    let of_gates: usize = spec.gate_widths().iter().sum();
+    let of_inputs = spec.layer_inputs.as_ref();
+    let of_inputs = of_inputs.map_or([0; 2], |inputs| {
+        [inputs.width * (spec.num_layers() + 1), inputs.width]
+    });
+    let of_streams = stream_widths(spec);
+    let has_experts_block = spec.layers.iter().any(|it| it.experts_block.is_some());
+    let of_experts_block = if has_experts_block {
+        spec.hidden_size
+    } else {
+        0
+    };
+    let inner: usize = spec.intermediate_sizes().iter().sum();
+    let projections = spec.embedding_projections.as_ref();
+    let embedding_width = projections.map_or(0, |_| spec.embedding_width());
+    StepWidths {
+        // The residual stream and its summand, embeddings of another width, rows of attention and of recurrent
+        // states, and what experts are chosen by.
+        sums: 2 * spec.hidden_size
+            + embedding_width
+            + sums
+            + of_states[0]
+            + of_late_inputs[0]
+            + of_gates
+            + num_router_logits
+            + of_inputs[0]
+            + of_experts_block
+            + of_streams[0],
+        // Its norm, embeddings of another width, the buffers of attention and of recurrent states, and the inner
+        // activations.
+        inputs: spec.hidden_size
+            + embedding_width
+            + inputs
+            + of_states[1]
+            + of_late_inputs[1]
+            + inner
+            + of_inputs[1]
+            + of_streams[1],
+        widest_inputs: spec.max_intermediate_size().max(widest_inputs),
+        logits: spec.vocab_size,
+        quantised,
+    }
 }
 
 fn step_capacity(spec: &ModelSpec, limits: &RunnerLimits) -> StepCapacity {

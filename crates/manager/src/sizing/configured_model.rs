@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 use std::path::Path;
 
-use super::engine_config::ModelDimensions;
+use super::engine_config::{ModelDimensions, image_limits};
 use inflight_base::{BlockSize, LoadError, TokenId, Tokens};
 use inflight_collective::Grid;
 use inflight_config::{
@@ -16,7 +16,7 @@ use inflight_engine::AttentionWindow;
 use inflight_machines::CudaRunner;
 use inflight_numbers::CodeBits;
 use inflight_runner::{
-    AttentionWindows, CpuRunner, GroupedLayers, ModelSource, ModelSpec, SyntheticRunner,
+    AttentionWindows, CpuRunner, GroupedLayers, ModelSource, ModelSpec, SyntheticRunner, TowerSpec,
     WeightPrecision,
 };
 use inflight_text::Tokenizer;
@@ -269,12 +269,27 @@ impl ConfiguredModel<'_> {
         }
     }
 
-    /// Bytes of scratch memory that all ranks on CPUs take at load, besides the weights.
+    /// Bytes of scratch memory that all ranks on CPUs take at load, besides the weights, and of what a vision tower
+    /// computes with and the rows of images that are kept.
     pub(super) fn num_scratch_bytes(&self) -> u64 {
         let parts = self.source.iter().flat_map(|source| self.parts(source));
-        parts
-            .map(|(spec, _)| CpuRunner::num_scratch_bytes(&spec) as u64)
-            .sum()
+        let of_ranks = parts.map(|(spec, _)| CpuRunner::num_scratch_bytes(&spec) as u64);
+        let tower = self.source.and_then(ModelSource::tower);
+        let of_tower = tower.map_or(0, |tower| {
+            let computed = CpuRunner::num_tower_bytes(tower, self.settings.tokens_per_block);
+            computed as u64 + self.num_image_row_bytes(tower)
+        });
+        of_ranks.sum::<u64>() + of_tower
+    }
+
+    /// Bytes of the rows of images that are kept, in bf16.
+    fn num_image_row_bytes(&self, tower: &TowerSpec) -> u64 {
+        let limits = image_limits(
+            self.settings.max_num_image_tokens.unwrap_or(1),
+            self.settings.max_cached_image_tokens,
+        );
+        let row_bytes = 2 * tower.row_width() as u64;
+        row_bytes * u64::from(limits.max_cached_tokens.0)
     }
 
     /// The processes that compute it.

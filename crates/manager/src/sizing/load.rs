@@ -411,6 +411,41 @@ mod tests {
     }
 
     #[test]
+    fn a_tower_has_its_activations_its_cache_and_its_rows() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/images");
+        let bytes = |name: &str, has_images| {
+            let source = ModelSource::open(&fixtures.join(name)).expect("the checkpoint opens");
+            let source = match has_images {
+                true => source.with_images().expect("it has a tower"),
+                false => source,
+            };
+            let settings = Settings::default();
+            let model = ConfiguredModel {
+                settings: &settings,
+                source: Some(&source),
+                gpu: None,
+            };
+            model.num_scratch_bytes() as usize
+        };
+        // Rows of 36 elements: the stream, its summand, queries, keys and values; the norm, queries, what attention
+        // makes of them, and the inside of the feed-forward block.
+        let of_layers = |num_rows: usize| num_rows * (4 * 5 * 36 + 2 * (3 * 36 + 52));
+        // Patches, squares of four, and rows; of LLaVA with a class token, and the inside of the projector.
+        let smolvlm = of_layers(36) + 6 * (36 * 48 + 9 * (144 + 32));
+        let llava = of_layers(17) + 6 * (17 * 48 + 16 * (36 + 32)) + 2 * 16 * 32;
+        for (name, num_rows, expected) in [("smolvlm", 36usize, smolvlm), ("llava", 17, llava)] {
+            assert_eq!(bytes(name, false), 0);
+            let rows = 8192 * 2 * 32;
+            let cache = bytes(name, true) - expected - rows;
+            let block_size = Settings::default().tokens_per_block.tokens().index();
+            // Keys and values of one layer, in whole blocks. Of three heads, 12 elements of keys are padded to 16.
+            let of_position = 2 * 3 * (16 + 12);
+            let num_positions = num_rows.next_multiple_of(block_size);
+            assert_eq!(cache, num_positions * of_position, "{name}");
+        }
+    }
+
+    #[test]
     fn layers_with_recurrent_states_have_no_part_of_blocks() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
         let source = ModelSource::open(&fixtures.join("qwen3-5")).expect("the checkpoint opens");

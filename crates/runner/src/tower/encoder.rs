@@ -226,6 +226,16 @@ impl<D: Device> ImageEncoder<D> {
 }
 
 impl TowerSpec {
+    /// Bytes of the buffers outside of the layers.
+    pub(crate) fn num_buffer_bytes(&self) -> usize {
+        let patches = self.num_encoded() * self.patch.num_values();
+        let rows = self.num_tokens() * (self.merged_width() + self.row_width());
+        let inner = self.projector.inner.as_ref();
+        let inner = inner.map_or(0, |inner| inner.projection.num_outputs());
+        (size_of::<f32>() + size_of::<bf16>()) * (patches + rows)
+            + size_of::<bf16>() * self.num_tokens() * inner
+    }
+
     /// Joins the squares of patches of a tile, `[num_patches, hidden_size]`.
     ///
     /// ```text
