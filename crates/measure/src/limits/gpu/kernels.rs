@@ -125,7 +125,7 @@ pub fn other_kernels(shape: &Shape) -> Vec<Case> {
             256 * 10 * inter,
         ),
         moved(
-            "silu, gelu, gelu_tanh, relu, squared_relu, xielu",
+            "silu, gelu, gelu_tanh, quick_gelu, relu, squared_relu, xielu",
             "up, 256 rows",
             256 * 6 * inter,
         ),

@@ -15,7 +15,7 @@ pub struct Launch {
 }
 
 /// All kernels but those of mixtures of experts, latent attention and recurrent states, which no model of the page has.
-pub const LAUNCHES: [Launch; 109] = [
+pub const LAUNCHES: [Launch; 110] = [
     launch("add_bias", 32, 256, 0),
     launch("add_layer_normed", 40, 256, 256),
     launch("add_positions", 32, 256, 0),
@@ -105,6 +105,7 @@ pub const LAUNCHES: [Launch; 109] = [
     launch("qk_norm", 15, 256, 128),
     launch("qk_norm_of_squares", 20, 256, 128),
     launch("qk_squares", 30, 256, 0),
+    launch("quick_gelu", 32, 256, 0),
     launch("relu", 32, 256, 0),
     launch("relu_mul", 43, 256, 0),
     launch("replace_layer_normed", 40, 256, 256),
