@@ -84,8 +84,9 @@ fn the_process_with_the_lowest_limit_is_named() {
             r#"case "$1" in rank={rank}) {limit};; esac; exec PROGRAM "$@""#
         ))
     };
-    // A sequence has 32 KiB in both ranks, and so much of 2 GiB is less.
-    let little = [("kv_cache_free_gpu_mem_fraction", "0.00001")];
+    // A sequence has 32 KiB in both ranks, in four blocks. So much of what the program leaves of 1 GiB each is two of
+    // them, as long as the program itself has 24 to 340 MB.
+    let little = [("kv_cache_free_gpu_mem_fraction", "0.000012")];
     let limit_bytes = 1024 * MIB;
     for (rank, num_ranks) in [(1, "2"), (2, "3")] {
         let parameters = [&little[..], &[("tensor_parallel_size", num_ranks)]].concat();
