@@ -85,7 +85,7 @@ fn the_process_with_the_lowest_limit_is_named() {
         ))
     };
     // A sequence has 32 KiB in both ranks, in four blocks. So much of what the program leaves of 1 GiB each is two of
-    // them, as long as the program itself has 24 to 340 MB.
+    // them, as long as the program itself has 50 to 390 MB.
     let little = [("kv_cache_free_gpu_mem_fraction", "0.000012")];
     let limit_bytes = 1024 * MIB;
     for (rank, num_ranks) in [(1, "2"), (2, "3")] {
