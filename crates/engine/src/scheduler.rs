@@ -271,6 +271,9 @@ impl Scheduler {
     /// is missing. The first context always has the image that its chunk begins with or comes to first.
     fn take_images(&mut self, scope: &mut Scope<'_>) {
         let Scope { config, active, .. } = scope;
+        if active.images().is_none() {
+            return;
+        }
         let is_whole = !config.is_context_chunked();
         self.contexts.retain_mut(|(slot, chunk)| {
             match active.take_images(*slot, chunk.positions(), is_whole) {
