@@ -17,7 +17,7 @@ pub fn open_images(
     name: &str,
     source: ModelSource,
     settings: &Settings,
-    is_on_one_cpu: bool,
+    is_on_gpu: bool,
 ) -> Result<(ModelSource, Option<Arc<ImageProcessor>>), LoadError> {
     let is_wanted = match settings.max_num_image_tokens {
         Some(0) => return Ok((source, None)),
@@ -49,13 +49,14 @@ pub fn open_images(
     if !is_wanted && !source.has_known_tower() {
         return Ok((source, None));
     }
-    if !is_wanted && !is_on_one_cpu {
+    if !is_wanted && (is_on_gpu || num_ranks > 1) {
         log::info!("{name}: takes no images: vision towers are computed by one rank on CPUs");
         return Ok((source, None));
     }
     let found = source.find_tower();
-    match found.and_then(|_| ImageProcessor::open(source.folder())) {
-        Ok(processor) => Ok((source.with_images()?, Some(Arc::new(processor)))),
+    let found = found.and_then(|tower| Ok((tower, ImageProcessor::open(source.folder())?)));
+    match found {
+        Ok((tower, processor)) => Ok((source.with_tower(tower), Some(Arc::new(processor)))),
         Err(error) if is_wanted => Err(error),
         Err(error) => {
             log::warn!(

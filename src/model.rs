@@ -111,8 +111,8 @@ impl Model {
         let source = open_model_source(&mut config, &folder, version)?;
         let (source, images) = match source {
             Some(source) => {
-                let is_on_one_cpu = is_on_one_cpu(&completed, &config.settings);
-                let (source, images) = open_images(&name, source, &config.settings, is_on_one_cpu)?;
+                let is_on_gpu = is_on_gpu(&completed, &config.settings);
+                let (source, images) = open_images(&name, source, &config.settings, is_on_gpu)?;
                 (Some(source), images)
             }
             None => (None, None),
@@ -195,14 +195,11 @@ fn slots(config: &Value) -> Option<u64> {
     config.get("max_batch_size").and_then(Value::as_u64)
 }
 
-/// Whether the instances of a model are on CPUs, and each is one process.
-fn is_on_one_cpu(config: &Value, settings: &Settings) -> bool {
+/// Whether any instance of a model is on a GPU.
+fn is_on_gpu(config: &Value, settings: &Settings) -> bool {
     let groups = config.get("instance_group").and_then(Value::as_array);
     let is_on_gpu = |group: &Value| group.get("kind").is_some_and(|kind| kind == "KIND_GPU");
-    let is_on_gpu = groups.is_some_and(|groups| groups.iter().any(is_on_gpu));
-    !is_on_gpu
-        && settings.gpu_device_ids.is_empty()
-        && settings.tensor_parallel_size * settings.pipeline_parallel_size == 1
+    groups.is_some_and(|groups| groups.iter().any(is_on_gpu)) || !settings.gpu_device_ids.is_empty()
 }
 
 /// The options of generation_config.json, if requests are to take them.

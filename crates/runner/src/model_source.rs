@@ -275,17 +275,22 @@ impl ModelSource {
         Ok(tower)
     }
 
-    /// This model with the vision tower of its checkpoint, so that prompts may have images. Without that it is served
-    /// for text only.
+    /// This model with the vision tower that [`ModelSource::find_tower`] has found, so that prompts may have images.
+    /// Without that it is served for text only.
+    pub fn with_tower(self, tower: TowerSpec) -> Self {
+        Self {
+            tower: Some(Box::new(tower)),
+            ..self
+        }
+    }
+
+    /// This model with the vision tower of its checkpoint.
     ///
     /// # Errors
     /// [`ModelSource::find_tower`] has found none.
     pub fn with_images(self) -> Result<Self, LoadError> {
         let tower = self.find_tower()?;
-        Ok(Self {
-            tower: Some(Box::new(tower)),
-            ..self
-        })
+        Ok(self.with_tower(tower))
     }
 
     /// Its vision tower, if prompts may have images.
