@@ -426,8 +426,8 @@ impl PromptEncoder {
             ));
         }
         let images = images.images()?;
-        let mut placed = reader.place(&text, &images, self.max_seq_len.index())?;
-        Ok((std::mem::take(&mut placed.text), Some(placed)))
+        let (text, placed) = reader.place(&text, &images, self.max_seq_len.index())?;
+        Ok((text, Some(placed)))
     }
 
     /// The prompt that the option `prompt_token_ids` is, and its text.

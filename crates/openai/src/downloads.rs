@@ -9,10 +9,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Bytes;
+use axum::body::Body as HttpBody;
 use axum::http::{Request, StatusCode, Uri, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use http_body::Body;
 use hyper::client::conn::http1;
@@ -228,7 +229,7 @@ impl Target {
             .header(header::ACCEPT, "image/*")
             .header(header::USER_AGENT, "inflight-openai")
             .header(header::CONNECTION, "close")
-            .body(axum::body::Body::empty())
+            .body(HttpBody::empty())
             .map_err(|error| self.error(&error.to_string()))?;
         let response = sender.send_request(request).await.map_err(failed)?;
         let image = self.body(response, max_bytes).await;
@@ -261,27 +262,21 @@ impl Target {
                 "it has more than {max_bytes} bytes, which are left of the body"
             ))
         };
-        let mut body = response.into_body();
+        let body = response.into_body();
         if body.size_hint().lower() > max_bytes as u64 {
             return Err(too_large());
         }
         let mut bytes = Vec::new();
-        while let Some(frame) = next_frame(&mut body).await {
-            let frame = frame.map_err(|error| self.error(&error.to_string()))?;
-            if frame.len() > max_bytes - bytes.len() {
+        let mut parts = HttpBody::new(body).into_data_stream();
+        while let Some(part) = parts.next().await {
+            let part = part.map_err(|error| self.error(&error.to_string()))?;
+            if part.len() > max_bytes - bytes.len() {
                 return Err(too_large());
             }
-            bytes.extend_from_slice(&frame);
+            bytes.extend_from_slice(&part);
         }
         Ok((kind, bytes))
     }
-}
-
-/// The data of the next frame of a body.
-async fn next_frame(body: &mut hyper::body::Incoming) -> Option<Result<Bytes, hyper::Error>> {
-    let frame =
-        std::future::poll_fn(|context| std::pin::Pin::new(&mut *body).poll_frame(context)).await?;
-    Some(frame.map(|frame| frame.into_data().unwrap_or_default()))
 }
 
 /// A place of a body that has an image at a URL.

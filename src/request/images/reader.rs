@@ -35,11 +35,7 @@ pub struct ImageReader {
 }
 
 /// The images of a prompt, whose tokens are in its text.
-pub struct PlacedImages {
-    /// The prompt.
-    pub text: String,
-    images: Vec<Arc<StoredImage>>,
-}
+pub struct PlacedImages(Vec<Arc<StoredImage>>);
 
 impl ImageReader {
     /// A reader with the limits of `settings`.
@@ -87,7 +83,7 @@ impl ImageReader {
         text.matches(self.placeholder()).count()
     }
 
-    /// Processes `images`, and writes their tokens into a text of at most `max_tokens` tokens.
+    /// Processes `images`, and writes their tokens into a text of at most `max_tokens` tokens. Returns that text.
     ///
     /// # Errors
     /// There are too many, or one is too large or damaged, or the text has another number of placeholders.
@@ -96,7 +92,7 @@ impl ImageReader {
         text: &str,
         images: &[GivenImage<'_>],
         max_tokens: usize,
-    ) -> Result<PlacedImages, Error> {
+    ) -> Result<(String, PlacedImages), Error> {
         let num_images = images.len();
         if num_images > self.max_images {
             return Err(Error::invalid(format!(
@@ -144,10 +140,7 @@ impl ImageReader {
             text.push_str(&image.prompt.to_text(token));
             text.push_str(piece);
         }
-        Ok(PlacedImages {
-            text,
-            images: placed,
-        })
+        Ok((text, PlacedImages(placed)))
     }
 
     /// Where the images are among the tokens of their prompt.
@@ -161,7 +154,7 @@ impl ImageReader {
     ) -> Result<PromptImages, RequestError> {
         let mut end = 0;
         let mut spans = Vec::new();
-        for run in placed.images.iter().flat_map(|image| &image.runs) {
+        for run in placed.0.iter().flat_map(|image| &image.runs) {
             let len = run.num_tokens.index();
             let start = ids[end..].iter().position(|&id| id == self.token);
             let start = end + start.unwrap_or(ids.len() - end);

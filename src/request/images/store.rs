@@ -16,7 +16,7 @@ use inflight_engine::Image;
 use inflight_images::{ImagePatches, ImagePrompt};
 use inflight_triton::{Error, ErrorCode};
 
-/// What an image is known by: its hash, and how many images the prompt has, where that changes its patches.
+/// Key of a processed image: its hash, and the number of images in the prompt, where patches depend on it.
 pub type ImageKey = ([u8; 32], usize);
 
 /// A processed image.

@@ -27,7 +27,7 @@ use crate::conversations::metadata;
 use crate::json_response::json_response;
 use crate::keys::{Client, Owner};
 use crate::pages::{list_of, page_query};
-use crate::response_store::{OpenBatch, Part, ResponseStore};
+use crate::response_store::{Database, OpenBatch, Page, PageQuery, Part, ResponseStore};
 use crate::{Error, ids};
 use work::{ENDPOINTS, Work};
 
@@ -39,6 +39,28 @@ struct Batches {
     bodies: Arc<Bodies>,
     store: ResponseStore,
     work: Work,
+}
+
+impl Batches {
+    /// The response with the object that `read` finds.
+    async fn object(
+        &self,
+        read: impl FnOnce(&Database) -> Result<Value, Error> + Send + 'static,
+    ) -> Result<Response, Error> {
+        let found = self.store.ask(|database| read(database));
+        Ok(json_response(&found.await?))
+    }
+
+    /// The response with the page that `uri` asks for and `read` finds.
+    async fn page(
+        &self,
+        uri: &Uri,
+        read: impl FnOnce(&Database, &PageQuery) -> Result<Page, Error> + Send + 'static,
+    ) -> Result<Response, Error> {
+        let query = page_query(uri.query().unwrap_or_default())?;
+        self.object(move |database| read(database, &query).map(list_of))
+            .await
+    }
 }
 
 /// The paths, whose bodies are read from `bodies`.
@@ -119,11 +141,8 @@ async fn files(
     Extension(client): Extension<Client>,
     uri: Uri,
 ) -> Result<Response, Error> {
-    let query = page_query(uri.query().unwrap_or_default())?;
-    let page = state
-        .store
-        .ask(move |database| database.files(client.owner, &query));
-    Ok(json_response(&list_of(page.await?)))
+    let read = move |database: &Database, query: &PageQuery| database.files(client.owner, query);
+    state.page(&uri, read).await
 }
 
 async fn file(
@@ -131,10 +150,9 @@ async fn file(
     Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    let file = state
-        .store
-        .ask(move |database| database.file(client.owner, &id));
-    Ok(json_response(&file.await?))
+    state
+        .object(move |database| database.file(client.owner, &id))
+        .await
 }
 
 async fn delete_file(
@@ -252,11 +270,8 @@ async fn batches(
     Extension(client): Extension<Client>,
     uri: Uri,
 ) -> Result<Response, Error> {
-    let query = page_query(uri.query().unwrap_or_default())?;
-    let page = state
-        .store
-        .ask(move |database| database.batches(client.owner, &query));
-    Ok(json_response(&list_of(page.await?)))
+    let read = move |database: &Database, query: &PageQuery| database.batches(client.owner, query);
+    state.page(&uri, read).await
 }
 
 async fn batch(
@@ -264,10 +279,9 @@ async fn batch(
     Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    let batch = state
-        .store
-        .ask(move |database| database.batch(client.owner, &id));
-    Ok(json_response(&batch.await?))
+    state
+        .object(move |database| database.batch(client.owner, &id))
+        .await
 }
 
 /// Ends a batch, whose results so far stay.
