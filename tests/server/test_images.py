@@ -112,7 +112,7 @@ def test_drawings_are_described_as_they_are(server, model):
         assert answer.finish_reason == "end_id"
 
 
-# What computes and schedules a model differs.
+# Parameters that change how a model is computed or scheduled.
 WAYS = {
     "beams": {"max_beam_width": 2},
     "lockstep": {"gpt_model_type": "V1"},

@@ -15,7 +15,7 @@ use crate::body::Body;
 use crate::downloads::Downloads;
 use crate::keys::Client;
 
-/// What a client may ask for.
+/// Limits of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The largest body of a request.

@@ -31,7 +31,7 @@ pub fn page_query(query: &str) -> Result<PageQuery, Error> {
             }
             "order" if value == "asc" || value == "desc" => found.is_descending = value == "desc",
             "order" => return Err(wrong(name, &json!(value), "'asc' or 'desc'")),
-            // What items may include besides, which those here have not.
+            // Other parameters, such as `include`, ask for fields that items here do not have.
             _ => {}
         }
     }

@@ -36,7 +36,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// How long a line waits that found no room, at first and at most.
 const WAITS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(10)];
 
-/// What the work on batches needs.
+/// Runs the lines of batches.
 #[derive(Clone)]
 pub struct Work {
     store: ResponseStore,

@@ -21,7 +21,7 @@ use super::pieces::{JsonPieces, Pieces};
 
 /// The marks of a format.
 pub(super) trait JsonMarks: Clone + Default + Send + Sync + 'static {
-    /// What may stand before a call.
+    /// Optional text before a call.
     const OPENERS: &'static [&'static str];
     /// The mark behind a call; empty if there is none.
     const CLOSE: &'static str;

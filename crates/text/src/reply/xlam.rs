@@ -10,9 +10,9 @@ use super::mark::first;
 use super::pieces::JsonPieces;
 use super::{Format, ReplyParts};
 
-/// What may stand before the list.
+/// Optional openers of the list.
 const OPENERS: [&str; 3] = ["```json", "[TOOL_CALLS]", "<tool_call>"];
-/// What may stand behind it.
+/// Optional closers of the list.
 const CLOSERS: [&str; 2] = ["```", "</tool_call>"];
 
 #[derive(Clone, Debug, Default)]
