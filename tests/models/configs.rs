@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use inflight_base::BlockSize;
 use inflight_device::KvDtype;
-use inflight_runner::{CpuRunner, ModelSource, Rope, RopeScaling};
+use inflight_runner::{CpuRunner, ModelSource, Rope, RopeAxes, RopeScaling};
 use log::Level;
 use safetensors::SafeTensors;
 use safetensors::tensor::serialize_to_file;
@@ -143,6 +143,7 @@ fn rope_scaling_counts_beside_rope_parameters() {
             rotary_dim: 8,
             scaling,
             query_factors: None,
+            axes: RopeAxes::Sequence,
         })
     };
     let divided = RopeScaling::Linear { factor: 4.0 };

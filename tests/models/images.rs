@@ -25,7 +25,15 @@ use crate::support::{
 };
 use crate::transformers::Prompt;
 
-const NAMES: [&str; 3] = ["images/smolvlm", "images/idefics3", "images/llava"];
+const NAMES: [&str; 7] = [
+    "images/smolvlm",
+    "images/idefics3",
+    "images/llava",
+    "images/qwen2-vl",
+    "images/qwen2-5-vl",
+    "images/qwen3-vl",
+    "images/qwen3-5-vl",
+];
 const IMAGE_TOKEN: TokenId = 7;
 
 /// The results of transformers for a fixture.
@@ -75,7 +83,8 @@ impl Image {
 /// The images with these numbers, wherever the prompt has image tokens.
 fn images_of(name: &str, prompt: &[TokenId], numbers: &[usize]) -> PromptImages {
     let expected = Expected::read(name);
-    let width = open(name).spec().hidden_size;
+    let source = open(name);
+    let (tower, width) = (source.tower().expect("a tower"), source.spec().hidden_size);
     let mut end = 0;
     let spans = numbers.iter().map(|&number| {
         let patches = expected.images[number].patches(width);
@@ -84,7 +93,9 @@ fn images_of(name: &str, prompt: &[TokenId], numbers: &[usize]) -> PromptImages 
         let position = end + start.expect("a token for each row");
         end = position + num_tokens;
         let num_tokens = Tokens(num_tokens as u32);
+        let num_positions = Tokens(tower.num_positions(&patches));
         let image = PromptImage::new(number as u128, num_tokens, Arc::new(patches));
+        let image = image.at_positions(num_positions);
         ImageSpan::of(Tokens(position as u32), image)
     });
     PromptImages::new(spans.collect())
@@ -116,7 +127,8 @@ fn setup() -> Setup {
 
 fn open(name: &str) -> ModelSource {
     let source = ModelSource::open(&fixture(name)).expect("the checkpoint opens");
-    source.with_images().expect("it has a tower")
+    let tower = source.find_tower().expect("it has a tower");
+    source.with_tower(tower.with_max_tokens(24))
 }
 
 fn load_on<D: TestedDevice>(name: &str, setup: &Setup, options: &D::Options) -> Box<dyn Runner> {

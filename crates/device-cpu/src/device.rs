@@ -225,6 +225,7 @@ impl StepIo for Cpu {
         CpuStep {
             batch: cache.batch(inputs.spans, inputs.block_tables),
             token_ids: inputs.token_ids,
+            positions: inputs.positions,
             state_slots: inputs.state_slots,
             saved_states: inputs.saved_states,
             is_repeated: inputs.is_repeated,

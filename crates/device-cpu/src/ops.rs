@@ -207,7 +207,7 @@ impl Ops for Cpu {
             qkv.first(num_rows),
             params.heads,
             norm,
-            params.angles,
+            (params.angles, step.positions),
             &step.batch,
             cache,
             layer,

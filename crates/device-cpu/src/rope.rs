@@ -9,7 +9,9 @@ use super::kv_cache::{Encoded, KvLayerMut};
 use super::simd::for_each_simd;
 use super::{Cpu, KvCache};
 use inflight_base::BlockId;
-use inflight_device::{AttentionParams, HeadShape, KvBatch, QkNorm, QkNormKind, RopeTable};
+use inflight_device::{
+    AttentionParams, AxisPositions, HeadShape, KvBatch, QkNorm, QkNormKind, RopeTable,
+};
 use inflight_threads::DisjointSlice;
 
 /// Scratch memory of one thread.
@@ -29,7 +31,8 @@ pub(super) const TASK_TOKENS: usize = 4;
 impl Cpu {
     /// Normalises the queries and keys if there is a `norm`, rotates them by their positions, writes the
     /// queries to `q`, and stores keys and values in `layer` of the cache. `qkv` is `[m, qkv_len]`, `q` is
-    /// `[m, q_len]`; `batch` has the positions and blocks of the tokens. `sink_q`, `[m, q_len]`, takes the queries at
+    /// `[m, q_len]`; `batch` has the positions and blocks of the tokens, and beside `rope` are their
+    /// [positions on its axes](RopeTable::row_of), or nothing. `sink_q`, `[m, q_len]`, takes the queries at
     /// their [shifted](AttentionParams::shifted) positions.
     ///
     /// # Panics
@@ -44,7 +47,7 @@ impl Cpu {
         qkv: &[f32],
         shape: HeadShape,
         norm: Option<QkNorm<'_>>,
-        rope: &RopeTable,
+        (rope, positions): (&RopeTable, &[AxisPositions]),
         batch: &KvBatch<'_>,
         cache: &mut KvCache,
         layer: usize,
@@ -115,7 +118,11 @@ impl Cpu {
                         // SAFETY: as above.
                         (rope.row(position), unsafe { sink_q.slice(row.0, row.1) })
                     });
-                    let place = place(batch, cache.layer_group(), token, rope, call.block_size);
+                    let (_, position) = batch.place(token);
+                    let place = TokenPlace {
+                        angles: &rope.row_of(token, position, positions),
+                        ..place(batch, cache.layer_group(), token, rope, call.block_size)
+                    };
                     for_each_simd!(simd, rope_and_store_token, (
                         call: &RopeCall<'_>,
                         qkv: &[f32],

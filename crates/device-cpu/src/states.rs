@@ -53,6 +53,18 @@ impl StateOps<Cpu> for CpuStates {
         rows.convert_to_f32_slice(&mut out[first * width..]);
     }
 
+    fn add_rows(self, _: &mut Cpu, first: usize, rows: &[bf16], out: &mut Rows<f32>) {
+        let width = out.width();
+        let out = out.first_mut(first + rows.len() / width);
+        for (out, row) in out[first * width..].iter_mut().zip(rows) {
+            *out += row.to_f32();
+        }
+    }
+
+    fn read_sums(self, _: &mut Cpu, sums: &Rows<f32>, num_rows: usize, out: &mut [f32]) {
+        out.copy_from_slice(sums.first(num_rows));
+    }
+
     fn read_states(self, _: &mut Cpu, states: &Rows<bf16>, num_rows: usize, out: &mut [f32]) {
         states.first(num_rows).convert_to_f32_slice(out);
     }

@@ -1,7 +1,7 @@
 //! A step on CPU.
 
 use inflight_base::TokenId;
-use inflight_device::{KvBatch, SavedState};
+use inflight_device::{AxisPositions, KvBatch, SavedState};
 use inflight_threads::Turn;
 
 /// A step on CPU.
@@ -11,6 +11,7 @@ pub struct CpuStep<'a> {
     pub(super) saved_states: &'a [SavedState],
     pub(super) is_repeated: &'a [bool],
     pub(super) token_ids: &'a [TokenId],
+    pub(super) positions: &'a [AxisPositions],
     pub(super) kept_rows: &'a [u32],
     pub(super) sampled_rows: &'a [u32],
     /// Until the step ends; `None` for a rank of several, which waits for the others in the step.

@@ -90,7 +90,7 @@ pub use recurrence::{
     RecurrenceWeights, RecurrentOps, RecurrentRule, RuleWeights, ScanShape, SpaceNorm,
     StateSpaceShape,
 };
-pub use rope::RopeTable;
+pub use rope::{AxisPositions, RopeTable};
 pub use row_norms::RowNormOps;
 pub use stacks::Stacks;
 pub use states::StateOps;

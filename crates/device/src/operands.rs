@@ -6,6 +6,7 @@ use half::bf16;
 
 use super::kv_batch::KvSpan;
 use super::low_rank::AdapterRun;
+use super::rope::AxisPositions;
 use inflight_base::{BlockId, TokenId};
 use inflight_sampling::{DeviceSampling, SampleError};
 
@@ -47,6 +48,11 @@ pub struct StepInputs<'a> {
     pub second_texts: &'a [Range<u32>],
     /// The tokens whose embeddings are rows of images, in order. Only on devices that [pool](super::Device::STATES).
     pub images: &'a [ImageRows<'a>],
+    /// For each of the first layers, the rows of images that are added behind it.
+    pub deep_images: &'a [Vec<ImageRows<'a>>],
+    /// The positions of each token for [angles with axes](super::RopeTable::with_axes); empty: its position in the
+    /// sequence on all axes. Only on devices that [pool](super::Device::STATES).
+    pub positions: &'a [AxisPositions],
     /// Whether [`Ops::context_logits`](super::Ops::context_logits) is called in this step.
     pub has_context_logits: bool,
 }

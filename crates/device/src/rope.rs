@@ -1,6 +1,17 @@
 //! The angles of rotary position embedding.
+//!
+//! ```text
+//! a token's positions      [sequence, row, column]     equal for text
+//! pairs of a head          s s s s r r r r c c c c     each rotated by the position on its axis
+//! ```
+
+use std::borrow::Cow;
 
 use inflight_base::LoadError;
+
+/// The three positions of a token: in the sequence, and the row and column of its place in an image (M-RoPE; Wang et
+/// al., Qwen2-VL, arXiv:2409.12191). Equal for a token of text.
+pub type AxisPositions = [u32; 3];
 
 /// The cosines and sines of every position (RoFormer; Su et al., arXiv:2104.09864), for the rotation that
 /// pairs element `i` of a head with element `i + head_dim / 2`, as Hugging Face stores Llama, Mistral and
@@ -12,6 +23,8 @@ pub struct RopeTable {
     rows: Vec<f32>,
     /// The factors of rotated queries by their positions; empty for none.
     query_factors: Vec<f32>,
+    /// The axis of each pair, as an index of [`AxisPositions`]; empty for tokens with one position.
+    axes: Vec<u8>,
 }
 
 impl RopeTable {
@@ -42,6 +55,7 @@ impl RopeTable {
             rotates: frequencies.iter().any(|&frequency| frequency != 0.0),
             rows,
             query_factors: Vec::new(),
+            axes: Vec::new(),
         })
     }
 
@@ -56,6 +70,41 @@ impl RopeTable {
         memory.map_err(|_| no_memory(num_positions))?;
         self.query_factors.extend((0..num_positions).map(factor));
         Ok(self)
+    }
+
+    /// Sets the axis of each pair, `[half_dim]`, as an index of [`AxisPositions`].
+    ///
+    /// # Panics
+    ///
+    /// If an axis is above 2, or their number is another one.
+    pub fn with_axes(mut self, axes: Vec<u8>) -> Self {
+        assert_eq!(axes.len(), self.half_dim, "an axis for each pair");
+        assert!(axes.iter().all(|&axis| axis < 3), "there are three axes");
+        self.axes = axes;
+        self
+    }
+
+    /// The cosines of a token, then its sines: `[2 * half_dim]`. `positions` has those of all tokens of the step, or
+    /// is empty where each token is at its position in the sequence.
+    pub fn row_of(
+        &self,
+        token: usize,
+        position: usize,
+        positions: &[AxisPositions],
+    ) -> Cow<'_, [f32]> {
+        let Some(of_token) = positions.get(token).filter(|_| !self.axes.is_empty()) else {
+            return Cow::Borrowed(self.row(position));
+        };
+        let [first, others @ ..] = of_token;
+        if others.iter().all(|other| other == first) {
+            return Cow::Borrowed(self.row(*first as usize));
+        }
+        let rows = of_token.map(|position| self.row(position as usize));
+        let [cosines, sines] = [0, self.half_dim].map(|start| {
+            let pairs = self.axes.iter().enumerate();
+            pairs.map(move |(pair, &axis)| rows[axis as usize][start + pair])
+        });
+        Cow::Owned(cosines.chain(sines).collect())
     }
 
     /// The factor of a rotated query at a position; `None` for 1 at all positions.
@@ -119,6 +168,19 @@ mod tests {
         let table = RopeTable::new(&[0.0; 2], 2.0, 3).expect("a table");
         assert!(!table.rotates());
         assert_eq!(table.row(2), [1.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn each_pair_is_rotated_by_the_position_on_its_axis() {
+        let table = RopeTable::new(&[1.0, 0.5, 0.25], 1.0, 9).expect("memory");
+        let table = table.with_axes(vec![0, 2, 1]);
+        let positions = [[4, 4, 4], [5, 7, 8]];
+        assert_eq!(&*table.row_of(1, 3, &[]), table.row(3));
+        assert_eq!(&*table.row_of(0, 3, &positions), table.row(4));
+        let row = table.row_of(1, 3, &positions);
+        let expected: Vec<f32> = [5.0_f32, 4.0, 1.75].into_iter().map(f32::cos).collect();
+        assert_eq!(row[..3], expected);
+        assert_eq!(row[3..], [5.0_f32, 4.0, 1.75].map(f32::sin));
     }
 
     #[test]

@@ -32,6 +32,12 @@ pub trait StateOps<D: Load>: Copy {
     /// `out[first..] = rows`, from memory of the host, `[num_rows, width]`.
     fn replace_rows(self, device: &mut D, first: usize, rows: &[bf16], out: &mut D::Sums);
 
+    /// `out[first..] += rows`, from memory of the host, `[num_rows, width]`.
+    fn add_rows(self, device: &mut D, first: usize, rows: &[bf16], out: &mut D::Sums);
+
+    /// `out = sums`, in memory of the host. Both are `[num_rows, width]`.
+    fn read_sums(self, device: &mut D, sums: &D::Sums, num_rows: usize, out: &mut [f32]);
+
     /// `out = states`, in memory of the host. Both are `[num_rows, width]`.
     fn read_states(self, device: &mut D, states: &D::Inputs, num_rows: usize, out: &mut [f32]);
 }
@@ -61,6 +67,14 @@ impl<D: Load> StateOps<D> for Lacking {
     }
 
     fn replace_rows(self, _: &mut D, _: usize, _: &[bf16], _: &mut D::Sums) {
+        match self {}
+    }
+
+    fn add_rows(self, _: &mut D, _: usize, _: &[bf16], _: &mut D::Sums) {
+        match self {}
+    }
+
+    fn read_sums(self, _: &mut D, _: &D::Sums, _: usize, _: &mut [f32]) {
         match self {}
     }
 

@@ -12,6 +12,7 @@ use inflight_base::{RequestError, TokenId, Tokens};
 pub struct Image {
     hash: u128,
     num_tokens: Tokens,
+    num_positions: Tokens,
     contents: Arc<dyn Any + Send + Sync>,
 }
 
@@ -44,7 +45,17 @@ impl Image {
         Self {
             hash,
             num_tokens,
+            num_positions: num_tokens,
             contents,
+        }
+    }
+
+    /// This image, with fewer positions than tokens: the text behind it goes on at the position of its first token plus
+    /// `num_positions`.
+    pub fn at_positions(self, num_positions: Tokens) -> Self {
+        Self {
+            num_positions,
+            ..self
         }
     }
 
@@ -56,6 +67,11 @@ impl Image {
     /// The tokens that stand for it in a prompt.
     pub fn num_tokens(&self) -> Tokens {
         self.num_tokens
+    }
+
+    /// The positions that it takes of a prompt; as many as tokens, if nothing else was said.
+    pub fn num_positions(&self) -> Tokens {
+        self.num_positions
     }
 
     /// Its contents, if they are of this type.
@@ -128,6 +144,14 @@ impl PromptImages {
         rest.take_while(move |span| span.position < positions.end)
     }
 
+    /// The tokens without a position of their own, of images that end at `end` or before.
+    pub(super) fn position_shift(&self, end: Tokens) -> Tokens {
+        let before = self.spans.iter().take_while(|span| span.end() <= end);
+        let last = before.filter(|span| span.end_row() == span.image.num_tokens);
+        last.map(|span| span.image.num_tokens - span.image.num_positions)
+            .sum()
+    }
+
     /// Reuse keys, one for each token of a prompt.
     pub(super) fn keys<'a>(&'a self, prompt: &'a [TokenId]) -> &'a [TokenId] {
         match self.keys.is_empty() {
@@ -181,6 +205,13 @@ impl PromptImages {
                     "span {index} of images has {} rows from {} on of an image of {num_rows}: the spans of an image \
                      have to have all of its rows in order, and no other image between them",
                     span.num_tokens, span.first_row
+                )));
+            }
+            let num_positions = span.image.num_positions;
+            if num_positions > span.image.num_tokens {
+                return Err(RequestError::Invalid(format!(
+                    "span {index} of images has an image of {num_rows} tokens at {num_positions} positions, which have \
+                     to be as many or fewer"
                 )));
             }
             open = (last_row < num_rows).then_some(span);

@@ -33,6 +33,16 @@ pub struct ImageRows {
     pub first_row: u32,
 }
 
+/// How far the positions of a context are behind its places in the KV cache, in front of the tokens of a model call:
+/// images take fewer [positions](Image::at_positions) than tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PositionShift {
+    /// The context, as an index of the sequences of the call.
+    pub sequence: u32,
+    /// The tokens without a position of their own, of images that end in front of its tokens.
+    pub num_tokens: u32,
+}
+
 impl ImageSlot {
     /// Its index.
     pub const fn index(self) -> usize {

@@ -103,7 +103,7 @@ pub use engine::Engine;
 pub use extra_outputs::{ExtraOutputs, KvBlocks, OutputOptions};
 pub use image::{Image, ImageSpan, PromptImages};
 pub use image_limits::ImageLimits;
-pub use image_plan::{ImageMove, ImageRows, ImageSlot};
+pub use image_plan::{ImageMove, ImageRows, ImageSlot, PositionShift};
 pub use kv::{
     AttentionWindow, KeptBlock, KeptParent, KvGroups, KvUsage, MAX_KV_GROUPS, RetainedPrefix,
     ReuseOptions, ReuseTotals,

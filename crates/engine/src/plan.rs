@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::image_plan::{ImageMove, ImageRows};
+use crate::image_plan::{ImageMove, ImageRows, PositionShift};
 use crate::sequence_tokens::SequenceTokens;
 use crate::{Adapter, OutputOptions};
 use inflight_base::{
@@ -175,6 +175,8 @@ pub struct StepPlan<'a> {
     pub image_moves: &'a [ImageMove],
     /// The tokens whose embeddings are rows of images, in order.
     pub image_rows: &'a [ImageRows],
+    /// The shift of each context, in order, for all of its beams. Empty if prompts have no images.
+    pub position_shifts: &'a [PositionShift],
     /// The packed tokens, `[num_tokens]`.
     pub token_ids: &'a [TokenId],
     /// The sequences, in the order of their tokens.

@@ -393,7 +393,7 @@ impl Scheduler {
         for &(slot, chunk) in &self.contexts {
             if let Some(images) = scope.active.images() {
                 let of_prompt = scope.active.sequence(slot).tokens().images();
-                step.push_image_rows(of_prompt, chunk.positions(), |image| images.slot(image));
+                step.push_images(of_prompt, chunk.positions(), |image| images.slot(image));
             }
             let (sequence, kv) = scope.active.sequence_mut(slot);
             if has_snapshots {

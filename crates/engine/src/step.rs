@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::EngineConfig;
 use crate::drafts_to_make::DraftsToMake;
 use crate::image::{Image, PromptImages};
-use crate::image_plan::{ImageMove, ImageRows, ImageSlot};
+use crate::image_plan::{ImageMove, ImageRows, ImageSlot, PositionShift};
 use crate::plan::{BlockMove, PlannedSequence, StateCopy, StateMove, StateSave, StepPlan};
 use crate::sequence::Sequence;
 use crate::sequence_tokens::SequenceTokens;
@@ -31,6 +31,7 @@ pub struct Step {
     state_saves: Vec<StateSave>,
     image_moves: Vec<ImageMove>,
     image_rows: Vec<ImageRows>,
+    position_shifts: Vec<PositionShift>,
     token_ids: Vec<TokenId>,
     sequences: Vec<PlannedSequence>,
     tables: TableRows,
@@ -56,6 +57,7 @@ struct Call {
     tokens: Range<usize>,
     state_saves: Range<usize>,
     image_rows: Range<usize>,
+    position_shifts: Range<usize>,
     num_padding_tokens: Tokens,
 }
 
@@ -66,6 +68,7 @@ struct Bounds {
     tokens: usize,
     state_saves: usize,
     image_rows: usize,
+    position_shifts: usize,
 }
 
 impl Step {
@@ -87,6 +90,7 @@ impl Step {
             }),
             image_moves: Vec::new(),
             image_rows: Vec::new(),
+            position_shifts: Vec::new(),
             token_ids: Vec::with_capacity(max_generation),
             sequences: Vec::with_capacity(max_rows),
             tables: TableRows::new(config),
@@ -113,6 +117,7 @@ impl Step {
             state_saves: &self.state_saves[call.state_saves.clone()],
             image_moves: if first(call) { &self.image_moves } else { &[] },
             image_rows: &self.image_rows[call.image_rows.clone()],
+            position_shifts: &self.position_shifts[call.position_shifts.clone()],
             token_ids: &self.token_ids[call.tokens.clone()],
             sequences: &self.sequences[call.sequences.clone()],
             block_tables: self.tables.blocks(),
@@ -203,6 +208,7 @@ impl Step {
         self.state_saves.clear();
         self.image_moves.clear();
         self.image_rows.clear();
+        self.position_shifts.clear();
         self.token_ids.clear();
         self.sequences.clear();
         self.sampling_ahead.clear();
@@ -236,8 +242,8 @@ impl Step {
         self.image_moves.extend_from_slice(moves);
     }
 
-    /// Appends the rows of images at the positions `chunk` of the sequence that is appended next.
-    pub(super) fn push_image_rows(
+    /// Appends the rows of images at the positions `chunk` of the context that is appended next, and its shift.
+    pub(super) fn push_images(
         &mut self,
         images: &PromptImages,
         chunk: Range<Tokens>,
@@ -254,6 +260,10 @@ impl Step {
                 first_row: (span.first_row + (start - span.position)).0,
             });
         }
+        self.position_shifts.push(PositionShift {
+            sequence: (self.sequences.len() - self.open_call.sequences) as u32,
+            num_tokens: images.position_shift(chunk.start).0,
+        });
     }
 
     /// Appends the next `len` tokens of the context in `slot`, of each of its beams, and takes its tokens along.
@@ -408,6 +418,7 @@ impl Step {
             tokens: self.token_ids.len(),
             state_saves: self.state_saves.len(),
             image_rows: self.image_rows.len(),
+            position_shifts: self.position_shifts.len(),
         };
         if start.sequences < end.sequences {
             self.calls.push(Call {
@@ -415,6 +426,7 @@ impl Step {
                 tokens: start.tokens..end.tokens,
                 state_saves: start.state_saves..end.state_saves,
                 image_rows: start.image_rows..end.image_rows,
+                position_shifts: start.position_shifts..end.position_shifts,
                 num_padding_tokens,
             });
             self.open_call = end;

@@ -153,6 +153,13 @@ impl BatchManager {
             if patches.num_tokens != span.image.num_tokens().index() {
                 return Err(invalid("it has another number of tokens than its patches"));
             }
+            let num_positions = span.image.num_positions();
+            if num_positions != Tokens(tower.num_positions(patches)) {
+                return Err(invalid("it has another number of positions than its patches"));
+            }
+            if num_positions != span.image.num_tokens() && span.num_tokens != span.image.num_tokens() {
+                return Err(invalid("its tokens have positions in a plane, and are in several spans"));
+            }
         }
         Ok(())
     }

@@ -904,7 +904,7 @@ impl Ops for Reference {
             let qkv = qkv.row(row);
             let (queries, keys_and_values) = qkv.split_at(num_q_heads * head_dim);
             let (keys, values) = keys_and_values.split_at(num_kv_heads * head_dim);
-            let angles = params.angles.row(position);
+            let angles = &params.angles.row_of(row, position, step.inputs.positions);
             let factor = params.angles.query_factor(position).map_or(1.0, exact);
             for head in 0..num_q_heads {
                 let x = turned(q_norm, queries, head, angles);
@@ -1247,6 +1247,18 @@ impl StateOps<Reference> for ReferenceStates {
                 exact(value.to_f32()),
             );
         }
+    }
+
+    fn add_rows(self, _: &mut Reference, first: usize, rows: &[bf16], out: &mut Rows) {
+        for (index, value) in rows.iter().enumerate() {
+            let (row, column) = (first + index / out.width, index % out.width);
+            let sum = exact(out.row(row)[column]) + exact(value.to_f32());
+            out.set(row, column, sum);
+        }
+    }
+
+    fn read_sums(self, device: &mut Reference, sums: &Rows, num_rows: usize, out: &mut [f32]) {
+        self.read_states(device, sums, num_rows, out);
     }
 
     fn read_states(self, _: &mut Reference, states: &Rows, num_rows: usize, out: &mut [f32]) {

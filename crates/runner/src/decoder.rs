@@ -33,6 +33,7 @@ use super::model_source::ModelSource;
 use super::positions::Positions;
 use super::probe::{Operation, Probe, Work};
 use super::recurrence::RecurrenceBuffers;
+use super::rope::RopeAxes;
 use super::residual::{Probed, ResidualStream, adapted_rows, check_norms};
 use super::share::ModelShare;
 use super::spec::{LayerSpec, ModelSpec, Norms};
@@ -357,12 +358,23 @@ impl<D: Device> Decoder<D> {
         if let Some((streams, of_model)) = self.streams.as_mut().zip(weights.streams.as_ref()) {
             streams.begin(run, num_rows, &self.residual, of_model);
         }
-        self.layers(run, cache, step, inputs);
+        let layers = 0..self.num_layers();
+        self.layers(run, cache, step, inputs, layers);
     }
 
     /// Where [layers](Decoder::of_layers) find the rows that they begin with, `[max_num_tokens, hidden_size]`.
     pub(super) fn hidden_mut(&mut self) -> &mut D::Sums {
         self.residual.hidden_mut()
+    }
+
+    /// Its layers.
+    pub(super) fn num_layers(&self) -> usize {
+        self.weights.layers.len()
+    }
+
+    /// The residual stream behind the layers that were computed last.
+    pub(super) fn hidden(&self) -> &D::Sums {
+        self.residual.hidden()
     }
 
     /// Normalises these rows where they are.
@@ -382,13 +394,15 @@ impl<D: Device> Decoder<D> {
         self.residual.norm_in_place(run, num_rows, norm);
     }
 
-    /// Computes a step of [layers](Decoder::of_layers): as [`Decoder::forward`] behind the embedding.
+    /// Computes some [layers](Decoder::of_layers), behind those before them: as [`Decoder::forward`] behind the
+    /// embedding.
     pub(super) fn compute_layers(
         &mut self,
         device: &mut D,
         cache: &mut D::KvCache,
         step: &D::Step<'_>,
         inputs: StepInputs<'_>,
+        layers: Range<usize>,
         probe: &mut impl Probe,
     ) {
         let run = &mut Probed {
@@ -398,7 +412,7 @@ impl<D: Device> Decoder<D> {
             probe,
             adapters: inputs.adapters,
         };
-        self.layers(run, cache, step, inputs);
+        self.layers(run, cache, step, inputs, layers);
     }
 
     fn layers<'a, P: Probe>(
@@ -407,14 +421,17 @@ impl<D: Device> Decoder<D> {
         cache: &mut D::KvCache,
         step: &D::Step<'_>,
         inputs: StepInputs<'a>,
+        layers: Range<usize>,
     ) {
         let mut num_rows = inputs.token_ids.len();
         let weights = &self.weights;
-        let first = weights.layers[0].norms.first();
-        self.residual.norm(run, num_rows, first);
+        if layers.start == 0 {
+            let first = weights.layers[0].norms.first();
+            self.residual.norm(run, num_rows, first);
+        }
         let reads_output = self.tap.as_ref().is_some_and(StateTap::reads_output);
         let num_layers = weights.layers.len();
-        for index in 0..num_layers {
+        for index in layers {
             if let Some(tap) = &mut self.tap {
                 tap.read(run.device, index, num_rows, self.residual.hidden());
             }
@@ -452,6 +469,12 @@ impl<D: Device> Decoder<D> {
                 run.adapters = inputs.kept_adapters;
             }
             self.end_layer(run, index, num_rows, keeps_rows);
+            if let Some((images, ops)) = inputs.deep_images.get(index).zip(D::STATES)
+                && let Some(next) = self.weights.layers.get(index + 1)
+            {
+                self.residual.add_image_rows(run.device, ops, images);
+                self.residual.norm(run, num_rows, next.norms.first());
+            }
         }
         if let Some(tap) = self.tap.as_mut().filter(|_| reads_output) {
             tap.read_output(run.device, num_rows, self.residual.normed());
@@ -1125,6 +1148,8 @@ fn check_shift(spec: &ModelSpec) -> Result<(), LoadError> {
         "has head norms behind RoPE, which sinks that shift do not support"
     } else if rotated.clone().any(|rope| rope.query_factors.is_some()) {
         "scales queries by position, which sinks that shift do not support"
+    } else if rotated.clone().any(|rope| rope.axes != RopeAxes::Sequence) {
+        "has images whose tokens have positions in a plane, which sinks that shift do not support"
     } else if !rotated.any(|rope| rope.rotary_dim > 0) {
         "has no rotary positions"
     } else {

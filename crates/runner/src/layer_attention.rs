@@ -222,6 +222,10 @@ pub(super) fn upload_angles<D: Device>(
         let frequencies = rope.frequencies(head_dim, max_seq_len.index());
         let factor = rope.attention_factor(max_seq_len.index());
         let table = RopeTable::new(&frequencies, factor, num_positions.index())?;
+        let table = match rope.pair_axes(head_dim) {
+            Some(axes) => table.with_axes(axes),
+            None => table,
+        };
         device.upload_angles(match rope.query_factors {
             Some(factors) => table.with_query_factors(|position| factors.at(position))?,
             None => table,

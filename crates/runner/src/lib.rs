@@ -120,7 +120,7 @@ pub use model_source::ModelSource;
 pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
 pub use rank_calls::{ReceivedCalls, SentCalls};
-pub use rope::{Rope, RopeScaling};
+pub use rope::{Rope, RopeAxes, RopeScaling};
 pub use runner::Runner;
 pub use spec::{
     ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform, ModelSpec, Pooling,

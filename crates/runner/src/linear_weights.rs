@@ -160,6 +160,19 @@ impl<'a> ProjectionSource<'a> {
         layer: Option<usize>,
         projection: &Projection,
     ) -> Result<Self, LoadError> {
+        let module_of = |name| Module {
+            layer,
+            ..Module::of_model(name)
+        };
+        Self::find_in(tensors, module_of, projection)
+    }
+
+    /// The projection whose modules these names stand for.
+    pub(super) fn find_in(
+        tensors: &ModelTensors<'a>,
+        module_of: impl Fn(&'static str) -> Module,
+        projection: &Projection,
+    ) -> Result<Self, LoadError> {
         let mut source = Self {
             matrices: Vec::new(),
             biases: Vec::new(),
@@ -172,10 +185,7 @@ impl<'a> ProjectionSource<'a> {
             tiles: Vec::new(),
         };
         for part in &projection.parts {
-            let module = Module {
-                layer,
-                ..Module::of_model(part.module)
-            };
+            let module = module_of(part.module);
             let num_outputs = part.num_module_outputs();
             let matrix = tensors.linear(module, part, projection.num_inputs)?;
             source.matrices.push(matrix);

@@ -27,7 +27,7 @@ use super::step_layout::{SampledRows, StepLayout};
 use super::step_sampling::StepSampling;
 use super::streams::stream_widths;
 use super::tower::{ImageEncoder, KeptImages};
-use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId, Tokens};
+use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use inflight_collective::Collective;
 use inflight_device::{
     AdapterCapacity, Device, DeviceSample, IndexerOps, KvDtype, LayerGroups, QuantisedWidths,
@@ -138,12 +138,12 @@ impl<D: Device> ModelRunner<D> {
     pub fn num_tower_bytes(tower: &TowerSpec, block_size: BlockSize) -> usize {
         let encoder = &tower.encoder;
         let widths = step_widths(encoder, QuantisedWidths::default());
-        let num_encoded = tower.num_encoded();
+        let num_encoded = tower.max_num_encoded();
         let of_layers = num_encoded * (4 * widths.sums + 2 * widths.inputs);
-        let num_blocks = Tokens(num_encoded as u32).blocks_ceil(block_size);
+        let num_blocks = tower.max_num_blocks(block_size) as usize;
         let groups = LayerGroups::of_one_step(encoder.num_layers());
         let layouts = kv_layouts(encoder, block_size, KvDtype::Bf16);
-        let of_cache = num_blocks.index() * D::kv_bytes_per_block(&layouts, &groups);
+        let of_cache = num_blocks * D::kv_bytes_per_block(&layouts, &groups);
         of_layers + tower.num_buffer_bytes() + of_cache
     }
 
@@ -324,7 +324,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// The model was loaded without a vision tower or does not read such an image, or the device has failed.
     pub fn encode_image(&mut self, image: &ImagePatches) -> Result<Vec<bf16>, StepError> {
         match &mut self.images {
-            Some(images) => images.encoder_mut().encode(image),
+            Some(images) => Ok(images.encoder_mut().encode(image)?.rows),
             None => Err(StepError(
                 "an image for a model that was loaded without its vision tower".to_owned(),
             )),
@@ -711,9 +711,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             states,
             awaited,
         } = &mut calls[*next_call];
-        let images = images.as_ref().map(|images| images.rows_of(plan));
+        let images = images.as_mut().map(|images| images.inputs(plan));
+        let images = images.unwrap_or_default();
         let inputs = StepInputs {
-            images: images.as_deref().unwrap_or_default(),
+            images: &images.rows,
+            deep_images: &images.deep_rows,
+            positions: images.positions,
             ..layout.inputs(plan)
         };
         let contexts = layout.contexts();

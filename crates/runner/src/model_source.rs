@@ -277,7 +277,10 @@ impl ModelSource {
 
     /// This model with the vision tower that [`ModelSource::find_tower`] has found, so that prompts may have images.
     /// Without that it is served for text only.
-    pub fn with_tower(self, tower: TowerSpec) -> Self {
+    pub fn with_tower(mut self, tower: TowerSpec) -> Self {
+        for layer in &mut self.spec.layers {
+            layer.attention.rope.axes = tower.text_axes;
+        }
         Self {
             tower: Some(Box::new(tower)),
             ..self

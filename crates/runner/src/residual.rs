@@ -212,6 +212,14 @@ impl<D: Device> ResidualStream<D> {
         }
     }
 
+    /// Adds the rows of images to those of their tokens.
+    pub fn add_image_rows(&mut self, device: &mut D, ops: D::States, images: &[ImageRows<'_>]) {
+        for image in images {
+            let first = image.first_token as usize;
+            ops.add_rows(device, first, image.rows, &mut self.hidden);
+        }
+    }
+
     /// Adds a row of a table to each token's row.
     pub fn add_table_rows(
         &mut self,

@@ -17,6 +17,45 @@ pub struct Rope {
     pub scaling: RopeScaling,
     /// The factors of rotated queries, if they have some.
     pub query_factors: Option<QueryFactors>,
+    /// Which of a token's positions rotates which pairs.
+    pub axes: RopeAxes,
+}
+
+/// Which of a token's [three positions](inflight_device::AxisPositions) rotates which pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeAxes {
+    /// The position in the sequence rotates all.
+    Sequence,
+    /// M-RoPE: the first pairs are rotated by the position in the sequence, the next ones by the row, and the last ones
+    /// by the column, so many each (Wang et al., Qwen2-VL, arXiv:2409.12191).
+    Sections([usize; 3]),
+    /// M-RoPE whose axes take turns, as long as they have pairs left; the last pairs are rotated by the position in the
+    /// sequence (Qwen3-VL).
+    Interleaved([usize; 3]),
+    /// The row rotates half of the pairs, and the column the other half, with the frequencies of a head of half the
+    /// width: patches in a vision tower.
+    Plane,
+}
+
+impl RopeAxes {
+    /// The axis of each pair, `[num_pairs]`, as an index of the positions; `None` if all have the same one.
+    fn of_pairs(self, num_pairs: usize) -> Option<Vec<u8>> {
+        let axis = |pair: usize| match self {
+            Self::Sequence => 0,
+            Self::Sections([first, second, _]) => {
+                u8::from(pair >= first) + u8::from(pair >= first + second)
+            }
+            Self::Interleaved(sections) => match pair % 3 {
+                turn if pair < 3 * sections[turn] => turn as u8,
+                _ => 0,
+            },
+            Self::Plane => 1 + u8::from(pair >= num_pairs / 2),
+        };
+        match self {
+            Self::Sequence => None,
+            _ => Some((0..num_pairs).map(axis).collect()),
+        }
+    }
 }
 
 /// Factors of queries that grow with their positions: `1 + slope * ln(1 + floor((position + first) / period))`
@@ -103,7 +142,16 @@ impl Rope {
             rotary_dim: 0,
             scaling: RopeScaling::None,
             query_factors: None,
+            axes: RopeAxes::Sequence,
         }
+    }
+
+    /// The axis of each pair of a head, `[head_dim / 2]`, as an index of a token's positions; `None` if each token has
+    /// one position.
+    pub fn pair_axes(&self, head_dim: usize) -> Option<Vec<u8>> {
+        let mut axes = self.axes.of_pairs(self.rotary_dim / 2)?;
+        axes.resize(head_dim / 2, 0);
+        Some(axes)
     }
 
     /// The positions that a scaled embedding reaches: with YaRN those of the first training times the factor, which
@@ -124,7 +172,12 @@ impl Rope {
     pub fn frequencies(&self, head_dim: usize, max_seq_len: usize) -> Vec<f32> {
         let rotary_dim = self.rotary_dim;
         let pairs = rotary_dim / 2;
-        let plain = (0..pairs).map(|i| self.theta.powf(-((2 * i) as f64) / rotary_dim as f64));
+        let pairs_of_axis = match self.axes {
+            RopeAxes::Plane => pairs / 2,
+            _ => pairs,
+        };
+        let exponent = |pair: usize| (pair % pairs_of_axis) as f64 / pairs_of_axis as f64;
+        let plain = (0..pairs).map(|pair| self.theta.powf(-exponent(pair)));
         let scaled: Vec<f64> = match self.scaling {
             RopeScaling::None => plain.collect(),
             RopeScaling::Divided { ref divisors } => plain
@@ -237,10 +290,33 @@ mod tests {
             rotary_dim: 8,
             scaling: RopeScaling::None,
             query_factors: None,
+            axes: RopeAxes::Sequence,
         };
         let frequencies = rope.frequencies(8, 100);
         for (frequency, expected) in frequencies.iter().zip([1.0, 0.1, 0.01, 0.001]) {
             assert!((frequency - expected).abs() < 1e-7, "{frequencies:?}");
+        }
+    }
+
+    #[test]
+    fn pairs_are_rotated_by_the_position_on_their_axis() {
+        let axes = |axes: RopeAxes, num_pairs| axes.of_pairs(num_pairs).expect("several axes");
+        assert_eq!(RopeAxes::Sequence.of_pairs(8), None);
+        let sections = RopeAxes::Sections([2, 3, 3]);
+        assert_eq!(axes(sections, 8), [0, 0, 1, 1, 1, 2, 2, 2]);
+        let interleaved = RopeAxes::Interleaved([4, 2, 2]);
+        assert_eq!(axes(interleaved, 8), [0, 1, 2, 0, 1, 2, 0, 0]);
+        assert_eq!(axes(RopeAxes::Plane, 4), [1, 1, 2, 2]);
+        let rope = Rope {
+            theta: 100.0,
+            rotary_dim: 8,
+            axes: RopeAxes::Plane,
+            ..Rope::none()
+        };
+        assert_eq!(rope.pair_axes(12), Some(vec![1, 1, 2, 2, 0, 0]));
+        let expected = [1.0, 0.1, 1.0, 0.1, 0.0, 0.0];
+        for (frequency, expected) in rope.frequencies(12, 100).iter().zip(expected) {
+            assert!((frequency - expected).abs() < 1e-7, "{frequency}");
         }
     }
 
@@ -256,6 +332,7 @@ mod tests {
                 original_len: 8192.0,
             },
             query_factors: None,
+            axes: RopeAxes::Sequence,
         };
         let plain = Rope {
             scaling: RopeScaling::None,
@@ -299,6 +376,7 @@ mod tests {
             rotary_dim: 4,
             scaling: RopeScaling::None,
             query_factors: None,
+            axes: RopeAxes::Sequence,
         };
         let frequencies = rope.frequencies(8, 100);
         assert_eq!(frequencies, [1.0, 0.01, 0.0, 0.0]);
@@ -317,6 +395,7 @@ mod tests {
                 attention_factors: [1.25, 1.5],
             },
             query_factors: None,
+            axes: RopeAxes::Sequence,
         };
         assert_eq!(rope.frequencies(4, 100), [1.0, 0.005]);
         assert_eq!(rope.frequencies(4, 101), [0.25, 0.001]);

@@ -337,6 +337,8 @@ impl StepLayout {
             second_texts: &self.second_texts,
             // The runner has them.
             images: &[],
+            deep_images: &[],
+            positions: &[],
             has_context_logits: !self.contexts.is_empty(),
         }
     }

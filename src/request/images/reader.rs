@@ -232,6 +232,7 @@ impl ImageReader {
             let hash: [u8; 32] = hash.finalize().into();
             let hash = u128::from_le_bytes(*hash.first_chunk().expect("half of a hash"));
             Image::new(hash, Tokens(patches.num_tokens as u32), patches.clone())
+                .at_positions(Tokens(self.tower.num_positions(patches)))
         });
         let stored = StoredImage {
             runs: runs_of(&images.collect::<Vec<_>>(), &prompt),

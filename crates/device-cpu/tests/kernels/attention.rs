@@ -197,7 +197,7 @@ impl Model {
             &qkv,
             self.shape,
             norm,
-            &self.rope,
+            (&self.rope, &[]),
             &batch,
             &mut pool.cache,
             layer,
@@ -455,7 +455,7 @@ impl Pool {
         for layer in 0..2 {
             let batch = cache.batch(&spans, &tables);
             cpu.rope_and_store(
-                &qkv, shape, None, &rope, &batch, &mut cache, layer, &mut q, None,
+                &qkv, shape, None, (&rope, &[]), &batch, &mut cache, layer, &mut q, None,
             );
         }
         let mut free = tables;

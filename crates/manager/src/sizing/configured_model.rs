@@ -359,7 +359,7 @@ impl ModelDimensions for ConfiguredModel<'_> {
 
     fn patches_per_image_token(&self) -> Option<u32> {
         let tower = self.source?.tower()?;
-        Some((tower.num_patches() / tower.num_tokens().max(1)) as u32)
+        Some(tower.num_patches_per_token() as u32)
     }
 
     /// Of all ranks together: they are on one host, so what it has left is divided among them as they need it. On GPUs

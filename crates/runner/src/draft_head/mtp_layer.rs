@@ -148,7 +148,8 @@ impl<D: Device> MtpLayer<D> {
         ops.write_sums(device, states, input);
         device.norm(num_rows, input, norm(of_states), normed);
         device.project(num_rows, normed, from_states, Output::Add, None, hidden);
-        decoder.compute_layers(device, cache, step, inputs, &mut ());
+        let layers = 0..decoder.num_layers();
+        decoder.compute_layers(device, cache, step, inputs, layers, &mut ());
         let num_kept = inputs.kept_rows.len();
         if num_kept > 0 {
             let normed = decoder.normed();

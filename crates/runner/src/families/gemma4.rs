@@ -27,7 +27,7 @@ use super::gemma::{NORMS, embedding_scale, soft_cap};
 use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
 use super::rope_config::{RopeDefaults, THETA};
 use super::windows::{no_windows, windowed_except_every, windows_of};
-use crate::rope::{Rope, RopeScaling};
+use crate::rope::{Rope, RopeAxes, RopeScaling};
 use crate::spec::{
     ExpertsBlock, ExpertsNorms, InputBlock, KvHeads, LayerInputsSpec, LayerSpec, ModelSpec,
     Projection, QkNormSpec, StackedExperts, StackedLayout,
@@ -587,5 +587,6 @@ pub fn proportional_rope(config: &JsonFile, head_dim: usize) -> Result<Rope, Loa
             false => RopeScaling::None,
         },
         query_factors: None,
+        axes: RopeAxes::Sequence,
     })
 }

@@ -14,7 +14,7 @@ use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gpt2;
 use super::windows::no_windows;
-use crate::rope::{Rope, RopeScaling};
+use crate::rope::{Rope, RopeAxes, RopeScaling};
 use crate::spec::{LayerSpec, ModelSpec, NormKind, Norms, Projection};
 use inflight_base::LoadError;
 use inflight_checkpoint::{JsonFile, RotaryPairs};
@@ -105,6 +105,7 @@ fn rope(config: &JsonFile, head_dim: usize) -> Result<Rope, LoadError> {
         rotary_dim,
         scaling: RopeScaling::None,
         query_factors: None,
+        axes: RopeAxes::Sequence,
     })
 }
 

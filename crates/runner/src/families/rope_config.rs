@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use serde_json::Value;
 
 use super::bounds::MAX_POSITIONS;
-use crate::rope::{Rope, RopeScaling};
+use crate::rope::{Rope, RopeAxes, RopeScaling};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 
@@ -113,6 +113,7 @@ pub fn rope_of(
         rotary_dim,
         scaling,
         query_factors: None,
+        axes: RopeAxes::Sequence,
     })
 }
 

@@ -37,7 +37,10 @@ pub use layer::{
 pub use mtp::MtpSpec;
 pub use norms::{Block, BlockNorms, NormKind, NormSpec, Norms};
 pub use projection::{FusedOutputs, Linear, Projection};
-pub use tower::{InnerProjection, PatchShape, ProjectorSpec, TowerSpec};
+pub use tower::{
+    DeepProjector, InnerProjection, PatchShape, PositionTable, ProjectorSpec, TileSizes, TowerSpec,
+    TowerWindows,
+};
 
 /// A decoder-only transformer. Sizes are in elements.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,8 +3,12 @@
 //! ```text
 //! tower_source.rs     the weights of a tower in a checkpoint
 //! tower_weights.rs    packed for a device
+//! tile_layout.rs      the order and the positions of patches, and which of them see each other
+//! patch_positions.rs  learned positions between those of a square
+//! projector.rs        from encoded patches to rows
 //! encoder.rs          the tower on a device, one tile after the other
 //! image_rows.rs       the rows of the images that the engine keeps
+//! token_positions.rs  the positions of image tokens and of the text behind them
 //! ```
 //!
 //! A tile is a sequence of the tower's decoder, whose tokens are patches and see each other. Tiles are computed one by
@@ -12,6 +16,10 @@
 
 mod encoder;
 mod image_rows;
+mod patch_positions;
+mod projector;
+mod tile_layout;
+mod token_positions;
 mod tower_source;
 mod tower_weights;
 

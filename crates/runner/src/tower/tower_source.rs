@@ -1,12 +1,13 @@
 //! The weights of a tower in a checkpoint.
 
+use super::projector::ProjectorSource;
 use crate::linear_weights::{NormSource, ProjectionSource};
 use crate::model_tensors::ModelTensors;
-use crate::spec::{Module, TowerSpec};
+use crate::spec::{Module, PositionTable, ProjectorSpec, TowerSpec};
 use crate::weight_sources::LayerSource;
 use inflight_base::LoadError;
 use inflight_checkpoint::{Matrix, Store, Tensor};
-use inflight_device::{Device, PlainActivation};
+use inflight_device::Device;
 
 /// The weights of a tower, not yet read. None of them is rounded.
 pub(crate) struct TowerSource<'a> {
@@ -15,10 +16,11 @@ pub(crate) struct TowerSource<'a> {
     pub(super) final_norm: Option<NormSource<'a>>,
     pub(super) patch_embedding: ProjectionSource<'a>,
     pub(super) positions: Option<Matrix<'a>>,
+    pub(super) position_table: PositionTable,
     pub(super) class_token: Option<Tensor<'a>>,
     pub(super) embedding_norm: Option<NormSource<'a>>,
-    pub(super) inner: Option<(ProjectionSource<'a>, PlainActivation)>,
-    pub(super) projector: ProjectionSource<'a>,
+    pub(super) projector: ProjectorSource<'a>,
+    pub(super) deep_projectors: Vec<ProjectorSource<'a>>,
 }
 
 impl<'a> TowerSource<'a> {
@@ -41,13 +43,11 @@ impl<'a> TowerSource<'a> {
         let embedding_norm = encoder.embedding_norm.map(norm).transpose()?;
         let class_token = spec.class_token.map(Module::of_model);
         let class_token = class_token.map(|name| tensors.parameter(name, hidden));
-        let inner = match &spec.projector.inner {
-            Some(inner) => {
-                let projection = ProjectionSource::find(&tensors, None, &inner.projection)?;
-                Some((projection, inner.activation))
-            }
-            None => None,
+        let projector = |spec_of: &ProjectorSpec, index| {
+            ProjectorSource::find(&tensors, spec_of, index, spec.merged_width())
         };
+        let deep = spec.deep_projectors.iter().enumerate();
+        let deep = deep.map(|(index, deep)| projector(&deep.projector, Some(index)));
         let positions = match encoder.learned_positions {
             Some(positions) => {
                 let module = Module::of_model(positions.module);
@@ -60,10 +60,11 @@ impl<'a> TowerSource<'a> {
             final_norm,
             embedding_norm,
             class_token: class_token.transpose()?,
-            inner,
+            projector: projector(&spec.projector, None)?,
+            deep_projectors: deep.collect::<Result<_, _>>()?,
             patch_embedding: patch_embedding(&tensors, spec)?,
             positions,
-            projector: ProjectionSource::find(&tensors, None, &spec.projector.projection)?,
+            position_table: spec.learned_positions,
             tensors,
         })
     }
@@ -71,9 +72,9 @@ impl<'a> TowerSource<'a> {
     /// Bytes of the weights in memory, without padding.
     pub(crate) fn num_bytes<D: Device>(&self) -> u64 {
         let layers = self.layers.iter().map(|it| it.num_bytes::<D>(None));
-        let inner = self.inner.as_ref().map(|(projection, _)| projection);
-        let outside = [&self.patch_embedding, &self.projector].into_iter();
-        let outside = outside.chain(inner);
+        let projectors = [&self.projector].into_iter().chain(&self.deep_projectors);
+        let projections = projectors.flat_map(ProjectorSource::projections);
+        let outside = [&self.patch_embedding].into_iter().chain(projections);
         let outside = outside.map(|it| it.form(None, D::HAS_FP8).num_bytes::<D>(&it.matrices));
         let positions = self.positions.as_ref();
         let positions = positions.map_or(0, |rows| 2 * (rows.rows() * rows.columns()) as u64);

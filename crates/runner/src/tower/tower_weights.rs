@@ -1,5 +1,7 @@
 //! The weights of a tower, packed.
 
+use super::patch_positions::PositionSquare;
+use super::projector::ProjectorWeights;
 use super::tower_source::TowerSource;
 use crate::embedding_rows::load_embedding;
 use crate::linear_weights::NormWeights;
@@ -7,7 +9,8 @@ use crate::packer::Packer;
 use crate::weights::{Head, Layer, Weights};
 use inflight_base::LoadError;
 use inflight_checkpoint::Tensor;
-use inflight_device::{Device, InnerActivation, Linear};
+use crate::spec::PositionTable;
+use inflight_device::{Device, Linear};
 
 /// The weights outside of the layers.
 pub(super) struct OuterWeights<D: Device> {
@@ -15,14 +18,18 @@ pub(super) struct OuterWeights<D: Device> {
     pub(super) patch_embedding: Linear<D>,
     /// `[hidden_size]`.
     pub(super) class_token: Option<Vec<f32>>,
-    /// `[num_encoded, hidden_size]`.
-    pub(super) positions: Option<D::Embedding>,
+    pub(super) positions: Option<PatchPositions<D>>,
     /// Behind the sum of both.
     pub(super) embedding_norm: Option<NormWeights<D>>,
-    /// `[num_inputs of the projector, merge_size^2 * hidden_size]`.
-    pub(super) inner: Option<(Linear<D>, InnerActivation)>,
-    /// `[row_width, num_inputs]`.
-    pub(super) projector: Linear<D>,
+    pub(super) projector: ProjectorWeights<D>,
+    pub(super) deep_projectors: Vec<ProjectorWeights<D>>,
+}
+
+/// Learned positions.
+pub(super) enum PatchPositions<D: Device> {
+    /// One for each row of the encoder, `[num_encoded, hidden_size]`.
+    InOrder(D::Embedding),
+    Interpolated(PositionSquare),
 }
 
 impl TowerSource<'_> {
@@ -50,24 +57,26 @@ impl TowerSource<'_> {
             Some(norm) => Some(norm.load(&mut packer)?),
             None => None,
         };
-        let inner = match self.inner {
-            Some((projection, activation)) => {
-                let activation = InnerActivation::Plain(activation);
-                Some((projection.load(&mut packer)?, activation))
-            }
-            None => None,
-        };
         let projector = self.projector.load(&mut packer)?;
+        let deep = self.deep_projectors.iter();
+        let deep = deep.map(|projector| projector.load(&mut packer));
+        let deep_projectors = deep.collect::<Result<_, _>>()?;
         let outer = OuterWeights {
             patch_embedding,
             class_token: self.class_token.map(Tensor::to_f32).transpose()?,
             embedding_norm,
-            inner,
-            positions: match &self.positions {
-                Some(rows) => Some(load_embedding(device, rows)?),
-                None => None,
+            positions: match (&self.positions, self.position_table) {
+                (None, _) => None,
+                (Some(rows), PositionTable::InOrder) => {
+                    Some(PatchPositions::InOrder(load_embedding(device, rows)?))
+                }
+                (Some(rows), PositionTable::Interpolated { side }) => {
+                    let square = PositionSquare::load(side, rows)?;
+                    Some(PatchPositions::Interpolated(square))
+                }
             },
             projector,
+            deep_projectors,
         };
         self.tensors.store().check()?;
         Ok((Weights::of_layers(layers, head), outer))

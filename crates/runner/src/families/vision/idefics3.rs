@@ -13,7 +13,9 @@ use super::patch_grid::PatchGrid;
 use crate::families::bounds::MAX_PIXELS;
 use crate::families::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use crate::families::windows::no_windows;
+use crate::rope::RopeAxes;
 use crate::spec::{
+    PositionTable, TileSizes,
     LearnedPositions, ModelModules, ModelSpec, Projection, ProjectorSpec, TowerSpec,
 };
 use inflight_base::LoadError;
@@ -76,10 +78,15 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         },
         patch: grid.patch,
         has_patch_bias: true,
-        num_patches_per_side: grid.num_patches_per_side,
+        tiles: TileSizes::Square {
+            num_patches_per_side: grid.num_patches_per_side,
+        },
+        learned_positions: PositionTable::InOrder,
+        windows: None,
         class_token: None,
         projector: ProjectorSpec {
             merge_size,
+            norm: None,
             inner: None,
             projection: Projection::single(
                 PROJECTOR,
@@ -87,5 +94,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
                 merge_size * merge_size * hidden,
             ),
         },
+        deep_projectors: Vec::new(),
+        text_axes: RopeAxes::Sequence,
     })
 }

@@ -13,7 +13,9 @@ use super::clip_layer::clip_layer;
 use super::patch_grid::PatchGrid;
 use crate::families::dimensions::{Defaults, Dimensions, Keys, Sizes, activation};
 use crate::families::windows::no_windows;
+use crate::rope::RopeAxes;
 use crate::spec::{
+    PositionTable, TileSizes,
     FeedForward, InnerProjection, LearnedPositions, ModelModules, ModelSpec, Projection,
     ProjectorSpec, TowerSpec,
 };
@@ -105,16 +107,23 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         },
         patch: grid.patch,
         has_patch_bias: false,
-        num_patches_per_side: grid.num_patches_per_side,
+        tiles: TileSizes::Square {
+            num_patches_per_side: grid.num_patches_per_side,
+        },
+        learned_positions: PositionTable::InOrder,
+        windows: None,
         class_token: Some("vision_tower.embeddings.class_embedding"),
         projector: ProjectorSpec {
             merge_size: 1,
+            norm: None,
             inner: Some(InnerProjection {
                 projection: linear(FIRST, hidden),
                 activation: PlainActivation::Of(act),
             }),
             projection: linear(SECOND, row_width),
         },
+        deep_projectors: Vec::new(),
+        text_axes: RopeAxes::Sequence,
     })
 }
 

@@ -4,6 +4,7 @@ mod clip_layer;
 mod idefics3;
 mod llava;
 mod patch_grid;
+mod qwen_vl;
 
 use crate::spec::{ModelSpec, TowerSpec};
 use inflight_base::LoadError;
@@ -17,7 +18,17 @@ struct Tower {
     describe: fn(&JsonFile, &ModelSpec) -> Result<TowerSpec, LoadError>,
 }
 
-const TOWERS: [Tower; 3] = [idefics3::IDEFICS3, idefics3::SMOL_VLM, llava::LLAVA];
+const TOWERS: [Tower; 9] = [
+    idefics3::IDEFICS3,
+    idefics3::SMOL_VLM,
+    llava::LLAVA,
+    qwen_vl::QWEN2_VL,
+    qwen_vl::QWEN2_5_VL,
+    qwen_vl::QWEN3_VL,
+    qwen_vl::QWEN3_VL_MOE,
+    qwen_vl::QWEN3_5,
+    qwen_vl::QWEN3_5_MOE,
+];
 
 /// Whether the family of a model has a tower.
 pub fn has_tower(model: &ModelSpec) -> bool {

@@ -46,6 +46,7 @@ impl PatchGrid {
         Ok(Self {
             patch: PatchShape {
                 num_channels,
+                num_frames: None,
                 num_pixels_per_side: patch_size,
             },
             num_patches_per_side: side,
