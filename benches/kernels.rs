@@ -229,7 +229,15 @@ fn attend(
     for layer in 0..num_layers {
         let batch = cache.batch(&all, &tables);
         cpu.rope_and_store(
-            &qkv, shape, None, (&rope, &[]), &batch, &mut cache, layer, &mut q, None,
+            &qkv,
+            shape,
+            None,
+            (&rope, &[]),
+            &batch,
+            &mut cache,
+            layer,
+            &mut q,
+            None,
         );
     }
     let spans = spans(chunk);
@@ -341,7 +349,17 @@ fn small(cpu: &mut Cpu, bench: &Bench) {
         let seconds = bench.time(|| {
             let batch = cache.batch(&spans, &tables);
             let (qkv, q) = (&x[..m * shape.qkv_len()], &mut out[..m * shape.q_len()]);
-            cpu.rope_and_store(qkv, shape, None, (&rope, &[]), &batch, &mut cache, 0, q, None);
+            cpu.rope_and_store(
+                qkv,
+                shape,
+                None,
+                (&rope, &[]),
+                &batch,
+                &mut cache,
+                0,
+                q,
+                None,
+            );
         });
         report("rope_and_store 12/4x64", m, seconds);
     }

@@ -53,8 +53,12 @@ pub fn open_images(
         log::info!("{name}: takes no images: vision towers are computed by one rank on CPUs");
         return Ok((source, None));
     }
-    let found = source.find_tower();
-    let found = found.and_then(|tower| Ok((tower, ImageProcessor::open(source.folder())?)));
+    let max_tokens = max_image_tokens(settings);
+    let found = source.find_tower().and_then(|tower| {
+        let processor = ImageProcessor::open(source.folder())?;
+        let tower = tower.with_max_tokens(max_tokens);
+        Ok((tower, processor.with_max_tokens(max_tokens)))
+    });
     match found {
         Ok((tower, processor)) => Ok((source.with_tower(tower), Some(Arc::new(processor)))),
         Err(error) if is_wanted => Err(error),
@@ -65,4 +69,10 @@ pub fn open_images(
             Ok((source, None))
         }
     }
+}
+
+/// The most tokens of an image whose size is not that of tiles: its rows have to be kept.
+fn max_image_tokens(settings: &Settings) -> usize {
+    let max_cached = settings.max_cached_image_tokens.unwrap_or(u32::MAX);
+    settings.max_image_tokens.min(max_cached) as usize
 }

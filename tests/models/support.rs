@@ -297,7 +297,8 @@ impl Setup {
             source = drafted.expect("the head is one of this model");
         }
         if self.images.is_some() {
-            source = source.with_images().expect("the checkpoint has a tower");
+            let tower = source.find_tower().expect("the checkpoint has a tower");
+            source = source.with_tower(tower.with_max_tokens(24));
         }
         if self.has_mtp_head {
             source = source.with_mtp_head().expect("the checkpoint has a head");

@@ -42,6 +42,7 @@ const MAX_RANK_SECONDS: u32 = 24 * 60 * 60;
 const MAX_DRAIN_SECONDS: u32 = 24 * 60 * 60;
 const MAX_RANK_RESTARTS: u32 = 16;
 const MAX_IMAGES: u32 = 1024;
+const MAX_IMAGE_TOKENS: u32 = 1 << 14;
 
 /// Every parameter; `reference.rs` has the order in which they are shown.
 pub(super) fn knobs() -> Vec<Knob> {
@@ -495,6 +496,14 @@ pub(super) fn knobs() -> Vec<Knob> {
             |s| &mut s.max_cached_image_tokens,
             "Maximum number of tokens of images whose encoded rows are kept for the chunks of their prompts and for later requests \
              with the same image. An image with more tokens is refused.",
+        ),
+        knob(
+            "max_image_tokens",
+            count(1..=MAX_IMAGE_TOKENS),
+            |s| &mut s.max_image_tokens,
+            "Maximum number of tokens of one image, in models that take images of any size. A larger image is made \
+             smaller, as the checkpoint's processor does above its own maximum. The vision tower reserves memory for \
+             so many tokens.",
         ),
         knob(
             "max_images",
@@ -957,6 +966,7 @@ mod tests {
         ),
         ("max_num_image_tokens", &["0", "2147483647"], &["-1", "all"]),
         ("max_cached_image_tokens", &["1"], &["0", ""]),
+        ("max_image_tokens", &["1", "16384"], &["0", "16385"]),
         ("max_images", &["1", "1024"], &["0", "1025"]),
         ("max_image_bytes", &["1", "1073741824"], &["0", "1e6"]),
         ("max_image_pixels", &["1", "1073741824"], &["0", "1e6"]),

@@ -114,6 +114,7 @@ const TOPICS: &[Topic] = &[
         keys: &[
             "max_num_image_tokens",
             "max_cached_image_tokens",
+            "max_image_tokens",
             "max_images",
             "max_image_bytes",
             "max_image_pixels",

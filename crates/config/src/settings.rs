@@ -129,6 +129,8 @@ pub struct Settings {
     pub max_num_image_tokens: Option<u32>,
     /// `max_cached_image_tokens`
     pub max_cached_image_tokens: Option<u32>,
+    /// `max_image_tokens`
+    pub max_image_tokens: u32,
     /// `max_images`
     pub max_images: u32,
     /// `max_image_bytes`
@@ -258,6 +260,7 @@ impl Default for Settings {
             enable_chunked_context: None,
             max_num_image_tokens: None,
             max_cached_image_tokens: None,
+            max_image_tokens: Settings::MAX_IMAGE_TOKENS,
             max_images: 16,
             max_image_bytes: 20 << 20,
             max_image_pixels: 32 << 20,
@@ -297,6 +300,9 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// The default of `max_image_tokens`.
+    pub const MAX_IMAGE_TOKENS: u32 = 1280;
+
     /// The checkpoint's folder, for `version` of the model in the repository folder `model_path`.
     pub fn checkpoint_path(&self, model_path: &Path, version: u64) -> PathBuf {
         match &self.gpt_model_path {

@@ -155,10 +155,16 @@ impl BatchManager {
             }
             let num_positions = span.image.num_positions();
             if num_positions != Tokens(tower.num_positions(patches)) {
-                return Err(invalid("it has another number of positions than its patches"));
+                return Err(invalid(
+                    "it has another number of positions than its patches",
+                ));
             }
-            if num_positions != span.image.num_tokens() && span.num_tokens != span.image.num_tokens() {
-                return Err(invalid("its tokens have positions in a plane, and are in several spans"));
+            if num_positions != span.image.num_tokens()
+                && span.num_tokens != span.image.num_tokens()
+            {
+                return Err(invalid(
+                    "its tokens have positions in a plane, and are in several spans",
+                ));
             }
         }
         Ok(())

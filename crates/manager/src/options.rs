@@ -83,6 +83,8 @@ pub struct ManagerOptions {
     /// The most tokens of images whose rows are kept; by default 8192, or as many as a step encodes.
     #[serde(default)]
     pub max_cached_image_tokens: Option<u32>,
+    /// The most tokens of one image, in models that take images of any size; 1280 by default.
+    pub max_image_tokens: Option<u32>,
     /// The number of threads that compute a step: of each rank.
     #[serde(default)]
     pub num_threads: Option<NonZeroUsize>,
@@ -179,7 +181,11 @@ impl ManagerOptions {
             _ => ModelSource::open(path)?,
         };
         let source = match self.max_num_image_tokens {
-            Some(_) => source.with_images()?,
+            Some(_) => {
+                let max_tokens = self.max_image_tokens.unwrap_or(Settings::MAX_IMAGE_TOKENS);
+                let tower = source.find_tower()?;
+                source.with_tower(tower.with_max_tokens(max_tokens as usize))
+            }
             None => source,
         };
         let model = ConfiguredModel {

@@ -455,7 +455,15 @@ impl Pool {
         for layer in 0..2 {
             let batch = cache.batch(&spans, &tables);
             cpu.rope_and_store(
-                &qkv, shape, None, (&rope, &[]), &batch, &mut cache, layer, &mut q, None,
+                &qkv,
+                shape,
+                None,
+                (&rope, &[]),
+                &batch,
+                &mut cache,
+                layer,
+                &mut q,
+                None,
             );
         }
         let mut free = tables;

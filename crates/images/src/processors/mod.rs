@@ -107,6 +107,9 @@ trait Tiling: Debug + Send + Sync {
         false
     }
 
+    /// Makes images of more tokens smaller, if images keep their size.
+    fn limit_tokens(&mut self, _max_tokens: usize) {}
+
     /// The tiles of the image, in their final size.
     fn tiles(&self, image: &Pixels, num_images: usize) -> Result<Vec<Pixels>, ImageError>;
 }
@@ -213,6 +216,12 @@ impl ImageProcessor {
             )));
         }
         read(files)
+    }
+
+    /// This processor for images of at most so many tokens: where images keep their size, larger ones become smaller.
+    pub fn with_max_tokens(mut self, max_tokens: usize) -> Self {
+        self.tiling.limit_tokens(max_tokens);
+        self
     }
 
     /// The text that stands for an image in a rendered prompt, which [`ProcessedImage::prompt`] replaces.

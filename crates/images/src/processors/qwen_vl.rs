@@ -96,6 +96,12 @@ impl Tiling for QwenVl {
         Ok(ImagePrompt::default().with_image_tokens(num_tokens))
     }
 
+    fn limit_tokens(&mut self, max_tokens: usize) {
+        let token = (self.patch_side * self.merge).pow(2);
+        self.max_pixels = self.max_pixels.min(max_tokens.saturating_mul(token));
+        self.min_pixels = self.min_pixels.min(self.max_pixels);
+    }
+
     fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
         let target = self.target(image.size())?;
         Ok(vec![resize(image, target, self.filter)])
@@ -122,5 +128,18 @@ mod tests {
         assert_eq!(target(10, 10), (56, 56), "grown");
         assert_eq!(target(1, 200), (28, 812), "grown, and above the bound");
         assert!(QWEN2_VL.target((1, 201)).is_err());
+    }
+
+    #[test]
+    fn images_have_no_more_tokens_than_there_may_be() {
+        let mut limited = QWEN2_VL;
+        limited.limit_tokens(6);
+        let num_tokens = |processor: &QwenVl, size| {
+            let prompt = processor.prompt(size, 1).expect("a size that fits");
+            prompt.num_image_tokens()
+        };
+        assert_eq!(num_tokens(&QWEN2_VL, (100, 200)), 10);
+        assert_eq!(num_tokens(&limited, (100, 200)), 3);
+        assert_eq!(num_tokens(&limited, (56, 84)), 6);
     }
 }

@@ -105,9 +105,7 @@ impl<D: Device> KeptImages<D> {
             deep_rows: (0..num_deep).map(|level| rows_of(Some(level))).collect(),
             positions: match spec.text_axes {
                 RopeAxes::Sequence => &[],
-                _ => self
-                    .positions
-                    .of_plan(plan, |slot| of_slot(slot).grid),
+                _ => self.positions.of_plan(plan, |slot| of_slot(slot).grid),
             },
         }
     }

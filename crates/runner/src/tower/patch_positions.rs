@@ -21,8 +21,9 @@ impl PositionSquare {
     pub(super) fn load(side: usize, source: &Matrix<'_>) -> Result<Self, LoadError> {
         source.preload()?;
         let len = source.rows() * source.columns();
-        let mut rows = try_zeroed_vec::<f32>(len)
-            .map_err(|()| LoadError::Resource(format!("no memory for {len} values of positions")))?;
+        let mut rows = try_zeroed_vec::<f32>(len).map_err(|()| {
+            LoadError::Resource(format!("no memory for {len} values of positions"))
+        })?;
         for (index, row) in rows.chunks_exact_mut(source.columns()).enumerate() {
             source.read_row(index, row);
             if !row.iter().all(|value| value.is_finite()) {

@@ -204,7 +204,10 @@ fn positions(spec: &TowerSpec, tile: TileGrid, order: &[u32]) -> Vec<AxisPositio
         false => order,
     };
     let of_token = |&token: &u32| {
-        let (row, column) = (token as usize / tokens.columns, token as usize % tokens.columns);
+        let (row, column) = (
+            token as usize / tokens.columns,
+            token as usize % tokens.columns,
+        );
         let patches = 0..merge * merge;
         patches.map(move |patch| {
             let (row, column) = (row * merge + patch / merge, column * merge + patch % merge);

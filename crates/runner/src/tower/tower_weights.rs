@@ -6,10 +6,10 @@ use super::tower_source::TowerSource;
 use crate::embedding_rows::load_embedding;
 use crate::linear_weights::NormWeights;
 use crate::packer::Packer;
+use crate::spec::PositionTable;
 use crate::weights::{Head, Layer, Weights};
 use inflight_base::LoadError;
 use inflight_checkpoint::Tensor;
-use crate::spec::PositionTable;
 use inflight_device::{Device, Linear};
 
 /// The weights outside of the layers.

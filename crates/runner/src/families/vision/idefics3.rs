@@ -15,8 +15,8 @@ use crate::families::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use crate::families::windows::no_windows;
 use crate::rope::RopeAxes;
 use crate::spec::{
-    PositionTable, TileSizes,
-    LearnedPositions, ModelModules, ModelSpec, Projection, ProjectorSpec, TowerSpec,
+    LearnedPositions, ModelModules, ModelSpec, PositionTable, Projection, ProjectorSpec, TileSizes,
+    TowerSpec,
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;

@@ -275,7 +275,9 @@ fn dimensions(
         return Err(vision.unexpected(
             "num_heads",
             dimensions.num_heads,
-            format_args!("such that heads of {width_key} have a multiple of 4 values, and not {head_dim}"),
+            format_args!(
+                "such that heads of {width_key} have a multiple of 4 values, and not {head_dim}"
+            ),
         ));
     }
     dimensions.norm.eps = NORM_EPS;
@@ -342,7 +344,8 @@ fn patch(vision: &JsonFile, form: &Form) -> Result<PatchShape, LoadError> {
     let side = side.unwrap_or(form.patch_size);
     let num_values = side * side * num_channels * num_frames;
     if num_values > MAX_WIDTH {
-        let expected = format!("such that a patch has at most {MAX_WIDTH} values, and not {num_values}");
+        let expected =
+            format!("such that a patch has at most {MAX_WIDTH} values, and not {num_values}");
         return Err(vision.unexpected("patch_size", side, expected));
     }
     Ok(PatchShape {
@@ -415,7 +418,12 @@ fn windows(
         let expected = format!("at least {token_side}, the side of a token");
         return Err(vision.unexpected(KEY, size, expected));
     }
-    let whole = layer_list(vision, "fullatt_block_indexes", &[7, 15, 23, 31], num_layers)?;
+    let whole = layer_list(
+        vision,
+        "fullatt_block_indexes",
+        &[7, 15, 23, 31],
+        num_layers,
+    )?;
     Ok(TowerWindows {
         side,
         layers: (0..num_layers).map(|it| !whole.contains(&it)).collect(),
@@ -434,17 +442,23 @@ fn text_axes(config: &JsonFile, model: &ModelSpec, form: &Form) -> Result<RopeAx
     let given = parameters.get(KEY).cloned();
     let given = given.unwrap_or_else(|| json!(form.sections));
     let sections = given.as_array().and_then(|sections| {
-        let sections = sections.iter().map(Value::as_u64).collect::<Option<Vec<_>>>()?;
+        let sections = sections
+            .iter()
+            .map(Value::as_u64)
+            .collect::<Option<Vec<_>>>()?;
         let sections = sections.into_iter().map(usize::try_from);
         sections.collect::<Result<Vec<_>, _>>().ok()
     });
     let sections = sections.and_then(|sections| <[usize; 3]>::try_from(sections).ok());
     let is_whole = |sections: &[usize; 3]| {
-        let sum = sections.iter().try_fold(0, |sum: usize, &it| sum.checked_add(it));
+        let sum = sections
+            .iter()
+            .try_fold(0, |sum: usize, &it| sum.checked_add(it));
         sum == Some(num_pairs)
     };
     let sections = sections.filter(is_whole).ok_or_else(|| {
-        let expected = format!("three numbers with the sum {num_pairs}, the rotated pairs of a head");
+        let expected =
+            format!("three numbers with the sum {num_pairs}, the rotated pairs of a head");
         parameters.unexpected(KEY, given, expected)
     })?;
     Ok(match form.interleaves_axes {
