@@ -25,7 +25,13 @@ use crate::support::{
 };
 use crate::transformers::Prompt;
 
-const NAMES: [&str; 3] = ["images/smolvlm", "images/idefics3", "images/llava"];
+const NAMES: [&str; 5] = [
+    "images/smolvlm",
+    "images/idefics3",
+    "images/llava",
+    "images/internvl",
+    "images/internvl-6b",
+];
 const IMAGE_TOKEN: TokenId = 7;
 
 /// The results of transformers for a fixture.
@@ -257,13 +263,18 @@ fn a_damaged_tower_is_an_error_only_with_images() {
     assert!(error.to_string().contains(expected), "{error}");
 }
 
+/// The error of a tower whose config has other values.
+fn error_with(name: &str, config: Value) -> String {
+    let copy = Copy::of(name).config(config);
+    let source = ModelSource::open(copy.dir()).expect("the language model is whole");
+    let error = source.with_images().err().expect("it is refused");
+    error.to_string()
+}
+
 #[test]
 fn parts_of_llava_that_are_not_computed_are_refused_by_name() {
     let refused = |config: Value, expected: &str| {
-        let copy = Copy::of("images/llava").config(config);
-        let source = ModelSource::open(copy.dir()).expect("the language model is whole");
-        let error = source.with_images().err().expect("it is refused");
-        let error = error.to_string();
+        let error = error_with("images/llava", config);
         assert!(error.contains(expected), "{error}");
         assert!(error.contains("without max_num_image_tokens"), "{error}");
     };
@@ -282,6 +293,58 @@ fn parts_of_llava_that_are_not_computed_are_refused_by_name() {
     refused(
         json!({"vision_config": {"model_type": "pixtral"}}),
         "vision_config.model_type: 'pixtral'",
+    );
+}
+
+#[test]
+fn parts_of_internvl_that_are_not_computed_are_refused_by_name() {
+    let refused = |config: Value, expected: &str| {
+        let error = error_with("images/internvl", config);
+        assert!(error.contains(expected), "{error}");
+    };
+    let of_vision = |key: &str, value: Value, expected: &str| {
+        refused(json!({"vision_config": {key: value}}), expected);
+    };
+    refused(
+        json!({"vision_feature_select_strategy": "full"}),
+        "vision_feature_select_strategy: 'full' is not 'default': without max_num_image_tokens",
+    );
+    refused(
+        json!({"vision_feature_layer": [-1]}),
+        "vision_feature_layer: [-1]",
+    );
+    refused(
+        json!({"downsample_ratio": 0.4}),
+        "downsample_ratio: 0.4 is not 1 divided by a whole number",
+    );
+    refused(
+        json!({"downsample_ratio": 0.125}),
+        "a multiple of 1 / downsample_ratio = 8",
+    );
+    of_vision(
+        "norm_type",
+        json!("batch_norm"),
+        "vision_config.norm_type: 'batch_norm'",
+    );
+    of_vision(
+        "use_mean_pooling",
+        json!(false),
+        "vision_config.use_mean_pooling: false",
+    );
+    of_vision(
+        "use_absolute_position_embeddings",
+        json!(false),
+        "vision_config.use_absolute_position_embeddings: false",
+    );
+    of_vision(
+        "image_size",
+        json!([16, 20]),
+        "vision_config.image_size: [16,20] is not two equal sides",
+    );
+    of_vision(
+        "patch_size",
+        json!([]),
+        "vision_config.patch_size: [] is not two equal sides",
     );
 }
 

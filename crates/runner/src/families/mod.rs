@@ -145,7 +145,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 143] = [
+static FAMILIES: [Family; 144] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -287,6 +287,7 @@ static FAMILIES: [Family; 143] = [
     bailing_moe::SARVAM,
     with_images::IDEFICS3,
     with_images::SMOL_VLM,
+    with_images::INTERN_VL,
     bailing_moe::LING,
     bailing_moe::SARVAM_105B,
 ];

@@ -1,6 +1,6 @@
 //! The vision tower of a model with images.
 
-use super::{ModelSpec, Module, Projection};
+use super::{ModelSpec, Module, NormSpec, Projection};
 use inflight_device::PlainActivation;
 
 /// A tower: from the patches of an image to rows of the residual stream of the language model, as data.
@@ -37,11 +37,14 @@ pub struct PatchShape {
     pub num_pixels_per_side: usize,
 }
 
-/// How encoded patches become rows: squares of neighbours are joined, and projected by one layer or two.
+/// How encoded patches become rows: squares of neighbours are joined, perhaps normalised, and projected by one layer or
+/// two.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProjectorSpec {
     /// Patches of each side of a square. Its patches are joined row by row.
     pub merge_size: usize,
+    /// The norm of joined patches: its module, `[merge_size^2 * hidden_size]`.
+    pub norm: Option<(&'static str, NormSpec)>,
     /// The layer in front of the last one, if there are two.
     pub inner: Option<InnerProjection>,
     /// The last layer, `[hidden_size of the language model, num_inputs]`. It reads the inner layer, or joined patches.

@@ -9,6 +9,7 @@ use crate::decoder::Decoder;
 use crate::draft_model::limits_of_draft_model;
 use crate::layer_attention::kv_layouts;
 use crate::limits::RunnerLimits;
+use crate::residual::norm_of;
 use crate::spec::TowerSpec;
 use inflight_base::{BlockId, Blocks, LoadError, StepError, Tokens};
 use inflight_device::{
@@ -196,7 +197,11 @@ impl<D: Device> ImageEncoder<D> {
         let num_tokens = spec.num_tokens();
         let (sums, read) = &mut buffers.merged;
         ops.write_sums(device, &spec.merge(encoded), sums);
-        device.norm(num_tokens, sums, Norm::Identity, read);
+        let norm = match (&spec.projector.norm, &weights.projector_norm) {
+            (Some((_, norm)), weights) => norm_of(norm, weights.as_ref()),
+            _ => Norm::Identity,
+        };
+        device.norm(num_tokens, sums, norm, read);
         let read = match (&weights.inner, &mut buffers.inner) {
             (Some((linear, activation)), Some(inner)) => {
                 device.project_activated(num_tokens, read, linear, *activation, None, inner);

@@ -80,6 +80,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         class_token: None,
         projector: ProjectorSpec {
             merge_size,
+            norm: None,
             inner: None,
             projection: Projection::single(
                 PROJECTOR,

@@ -8,9 +8,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::Tower;
 use super::clip_layer::clip_layer;
+use super::feature_layer::{demand_strategy, num_read_layers};
 use super::patch_grid::PatchGrid;
+use super::{TEXT_ONLY, Tower};
 use crate::families::dimensions::{Defaults, Dimensions, Keys, Sizes, activation};
 use crate::families::windows::no_windows;
 use crate::spec::{
@@ -50,17 +51,10 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         return Err(vision.unexpected(
             "model_type",
             format_args!("'{kind}'"),
-            "'clip_vision_model': without max_num_image_tokens the model is served for text only",
+            format_args!("'clip_vision_model': {TEXT_ONLY}"),
         ));
     }
-    let strategy = config.string("vision_feature_select_strategy")?;
-    if let Some(strategy) = strategy.filter(|&strategy| strategy != "default") {
-        return Err(config.unexpected(
-            "vision_feature_select_strategy",
-            format_args!("'{strategy}'"),
-            "'default': without max_num_image_tokens the model is served for text only",
-        ));
-    }
+    demand_strategy(config, "default", "default")?;
     let grid = PatchGrid::read(&vision, [224, 32], ("one patch,", 1))?;
     let is_quick = vision.string("hidden_act")?.unwrap_or("quick_gelu") == "quick_gelu";
     let vision = match is_quick {
@@ -76,7 +70,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
     {
         *activation = PlainActivation::QuickGelu;
     }
-    dimensions.num_layers = num_read_layers(config, dimensions.num_layers)?;
+    dimensions.num_layers = num_read_layers(config, -2, dimensions.num_layers)?;
     let (hidden, row_width) = (dimensions.hidden_size, model.hidden_size);
     let windows = no_windows(dimensions.num_layers);
     let act = activation(config, "projector_hidden_act")?.unwrap_or(Activation::Gelu);
@@ -109,6 +103,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         class_token: Some("vision_tower.embeddings.class_embedding"),
         projector: ProjectorSpec {
             merge_size: 1,
+            norm: None,
             inner: Some(InnerProjection {
                 projection: linear(FIRST, hidden),
                 activation: PlainActivation::Of(act),
@@ -132,24 +127,4 @@ fn default_vision() -> Map<String, Value> {
     sizes
         .map(|(key, size)| (key.to_owned(), json!(size)))
         .collect()
-}
-
-/// The layers in front of the rows that are read. `vision_feature_layer` counts from the embedded patches, or from the
-/// last layer if it is negative.
-fn num_read_layers(config: &JsonFile, num_layers: usize) -> Result<usize, LoadError> {
-    const KEY: &str = "vision_feature_layer";
-    let given = config.get(KEY).cloned().unwrap_or_else(|| json!(-2));
-    let layer = given.as_i64().map(|layer| match layer < 0 {
-        true => num_layers as i64 + 1 + layer,
-        false => layer,
-    });
-    let layer = layer.and_then(|layer| usize::try_from(layer).ok());
-    let layer = layer.filter(|layer| (1..=num_layers).contains(layer));
-    layer.ok_or_else(|| {
-        config.unexpected(
-            KEY,
-            given,
-            format_args!("one layer of {num_layers}: without max_num_image_tokens the model is served for text only"),
-        )
-    })
 }

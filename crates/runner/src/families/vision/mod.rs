@@ -1,7 +1,9 @@
 //! Vision towers: one file for each family.
 
 mod clip_layer;
+mod feature_layer;
 mod idefics3;
+mod internvl;
 mod llava;
 mod patch_grid;
 
@@ -17,7 +19,15 @@ struct Tower {
     describe: fn(&JsonFile, &ModelSpec) -> Result<TowerSpec, LoadError>,
 }
 
-const TOWERS: [Tower; 3] = [idefics3::IDEFICS3, idefics3::SMOL_VLM, llava::LLAVA];
+const TOWERS: [Tower; 4] = [
+    idefics3::IDEFICS3,
+    idefics3::SMOL_VLM,
+    llava::LLAVA,
+    internvl::INTERN_VL,
+];
+
+/// What a model can do whose tower is not computed.
+const TEXT_ONLY: &str = "without max_num_image_tokens the model is served for text only";
 
 /// Whether the family of a model has a tower.
 pub fn has_tower(model: &ModelSpec) -> bool {
