@@ -9,7 +9,7 @@ use inflight_device_cpu::Cpu;
 use inflight_engine::{
     BlockReuse, CapacityPolicy, Event, Image as PromptImage, ImageLimits, ImageSpan, PromptImages,
 };
-use inflight_images::{ImagePatches, TileGrid};
+use inflight_images::{ImagePatches, Picture, RowLayout, TileGrid};
 use inflight_manager::{BatchManager, ManagerOptions};
 use inflight_reference_device::{Reference, ReferenceOptions};
 use inflight_runner::{ModelSource, Runner};
@@ -25,12 +25,15 @@ use crate::support::{
 };
 use crate::transformers::Prompt;
 
-const NAMES: [&str; 5] = [
+const NAMES: [&str; 8] = [
     "images/smolvlm",
     "images/idefics3",
     "images/llava",
     "images/internvl",
     "images/internvl-6b",
+    "images/llava-siglip",
+    "images/llava-next",
+    "images/llava-onevision",
 ];
 const IMAGE_TOKEN: TokenId = 7;
 
@@ -51,10 +54,33 @@ struct ImagePrompt {
 #[derive(Deserialize)]
 struct Image {
     tiles: Vec<[usize; 2]>,
+    picture: Option<TilesOfPicture>,
     values: Vec<f32>,
     rows: Vec<f32>,
     exact: Vec<f32>,
     bf16_cost: f32,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct TilesOfPicture {
+    tiles: (usize, usize),
+    kept: (usize, usize),
+    resampled: (usize, usize),
+}
+
+impl From<TilesOfPicture> for Picture {
+    fn from(picture: TilesOfPicture) -> Self {
+        let TilesOfPicture {
+            tiles,
+            kept,
+            resampled,
+        } = picture;
+        Self {
+            tiles,
+            kept,
+            resampled,
+        }
+    }
 }
 
 impl Expected {
@@ -74,6 +100,10 @@ impl Image {
                 .map(|&[rows, columns]| TileGrid { rows, columns })
                 .collect(),
             num_tokens: self.rows.len() / row_width,
+            row_layout: match self.picture {
+                Some(picture) => RowLayout::Picture(picture.into()),
+                None => RowLayout::Tiles,
+            },
         }
     }
 }
@@ -238,6 +268,95 @@ fn images_that_a_tower_does_not_read_are_refused() {
     assert!(error.to_string().ends_with(expected), "{error}");
 }
 
+/// One of several images is one tile, whose rows end as a line does.
+#[test]
+fn rows_of_a_line_are_those_of_its_tile_and_an_end() {
+    let name = "images/llava-onevision";
+    let width = open(name).spec().hidden_size;
+    let image = Expected::read(name).images[0].patches(width);
+    let mut runner = load(name, &Setup::default());
+    let picture = encode(&mut *runner, &image);
+    let tile_len = image.values.len() / image.tiles.len();
+    let line = ImagePatches {
+        values: image.values[..tile_len].to_vec(),
+        tiles: image.tiles[..1].to_vec(),
+        num_tokens: 5,
+        row_layout: RowLayout::Line,
+    };
+    let rows = encode(&mut *runner, &line);
+    let (tile, end) = rows.split_at(4 * width);
+    assert_eq!(tile, &picture[..4 * width]);
+    assert_eq!(end, &picture[picture.len() - width..]);
+}
+
+#[test]
+fn pictures_that_a_tower_does_not_read_are_refused() {
+    let name = "images/llava-next";
+    let width = open(name).spec().hidden_size;
+    let image = Expected::read(name).images[0].patches(width);
+    let RowLayout::Picture(picture) = image.row_layout else {
+        panic!("{name} has pictures");
+    };
+    let mut runner = load(name, &Setup::default());
+    let mut refused = |row_layout: RowLayout, num_tokens: usize, reason: &str| {
+        let image = ImagePatches {
+            row_layout,
+            num_tokens,
+            ..image.clone()
+        };
+        let error = runner.encode_image(&image).expect_err("it is refused");
+        assert!(error.to_string().contains(reason), "{error}");
+    };
+    let num_tokens = image.num_tokens;
+    refused(
+        RowLayout::Tiles,
+        12,
+        "rows without the ends of lines, which LlavaNext",
+    );
+    refused(
+        image.row_layout,
+        num_tokens - 1,
+        "13 tokens for an image of 3 tiles, which becomes 14 rows",
+    );
+    let wrong = [
+        Picture {
+            tiles: (2, 2),
+            ..picture
+        },
+        Picture {
+            tiles: (usize::MAX, 4),
+            ..picture
+        },
+        Picture {
+            kept: (4, 4),
+            ..picture
+        },
+        Picture {
+            kept: (1, 4),
+            ..picture
+        },
+        Picture {
+            resampled: (2, 5),
+            ..picture
+        },
+    ];
+    for picture in wrong {
+        refused(RowLayout::Picture(picture), num_tokens, "of 3 tiles");
+    }
+    let text = "images/smolvlm";
+    let image = Expected::read(text).images[0].patches(width);
+    let image = ImagePatches {
+        row_layout: RowLayout::Line,
+        ..image
+    };
+    let error = load(text, &Setup::default()).encode_image(&image);
+    let error = error.expect_err("it is refused").to_string();
+    assert!(
+        error.contains("rows with ends of lines, which SmolVLM"),
+        "{error}"
+    );
+}
+
 #[test]
 fn models_without_a_known_tower_take_no_images() {
     let source = ModelSource::open(&fixture("exaone4-5")).expect("the checkpoint opens");
@@ -293,6 +412,11 @@ fn parts_of_llava_that_are_not_computed_are_refused_by_name() {
     refused(
         json!({"vision_config": {"model_type": "pixtral"}}),
         "vision_config.model_type: 'pixtral'",
+    );
+    let siglip = json!({"model_type": "siglip_vision_model", "patch_size": 14});
+    refused(
+        json!({"vision_config": siglip, "vision_feature_select_strategy": "default"}),
+        "vision_feature_select_strategy: 'default' is not 'full'",
     );
 }
 

@@ -145,7 +145,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 144] = [
+static FAMILIES: [Family; 146] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -288,6 +288,8 @@ static FAMILIES: [Family; 144] = [
     with_images::IDEFICS3,
     with_images::SMOL_VLM,
     with_images::INTERN_VL,
+    with_images::LLAVA_NEXT,
+    with_images::LLAVA_ONEVISION,
     bailing_moe::LING,
     bailing_moe::SARVAM_105B,
 ];

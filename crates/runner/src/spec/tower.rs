@@ -26,6 +26,9 @@ pub struct TowerSpec {
     pub class_token: Option<&'static str>,
     /// From encoded patches to rows.
     pub projector: ProjectorSpec,
+    /// The parameter, `[hidden_size of the language model]`, that is the row for the end of a line, if rows of images
+    /// have [lines](inflight_images::RowLayout).
+    pub line_end: Option<&'static str>,
 }
 
 /// The shape of a patch, whose values are in this order.
@@ -78,7 +81,12 @@ impl TowerSpec {
 
     /// Rows that a tile becomes.
     pub const fn num_tokens(&self) -> usize {
-        (self.num_patches_per_side / self.projector.merge_size).pow(2)
+        self.num_tokens_per_side().pow(2)
+    }
+
+    /// Squares of patches of a tile beside each other, each of which becomes a row.
+    pub const fn num_tokens_per_side(&self) -> usize {
+        self.num_patches_per_side / self.projector.merge_size
     }
 
     /// Values of the patches that become a row.

@@ -136,7 +136,8 @@ impl<D: Device> ImageEncoder<D> {
         for patches in image.values.chunks_exact(tile_len) {
             self.encode_tile(patches, &mut rows)?;
         }
-        Ok(rows)
+        let line_end = &self.weights.line_end;
+        Ok(self.spec.rows_of_image(image.row_layout, line_end, rows))
     }
 
     /// Appends the rows of a tile, whose patches are `[num_patches, patch_len]`.
@@ -283,14 +284,7 @@ impl TowerSpec {
                 image.values.len()
             ));
         }
-        let num_tokens = num_tiles * self.num_tokens();
-        match image.num_tokens == num_tokens {
-            true => Ok(()),
-            false => Err(format!(
-                "{} tokens for an image of {num_tiles} tiles, which becomes {num_tokens} rows",
-                image.num_tokens
-            )),
-        }
+        self.check_rows(image)
     }
 }
 

@@ -4,6 +4,7 @@
 //! tower_source.rs     the weights of a tower in a checkpoint
 //! tower_weights.rs    packed for a device
 //! encoder.rs          the tower on a device, one tile after the other
+//! rows_of_image.rs    from the rows of tiles to the rows of an image
 //! image_rows.rs       the rows of the images that the engine keeps
 //! ```
 //!
@@ -12,6 +13,7 @@
 
 mod encoder;
 mod image_rows;
+mod rows_of_image;
 mod tower_source;
 mod tower_weights;
 

@@ -20,6 +20,7 @@ pub(crate) struct TowerSource<'a> {
     pub(super) projector_norm: Option<NormSource<'a>>,
     pub(super) inner: Option<(ProjectionSource<'a>, PlainActivation)>,
     pub(super) projector: ProjectionSource<'a>,
+    pub(super) line_end: Option<Tensor<'a>>,
 }
 
 impl<'a> TowerSource<'a> {
@@ -67,6 +68,10 @@ impl<'a> TowerSource<'a> {
             class_token: class_token.transpose()?,
             projector_norm: projector_norm.transpose()?,
             inner,
+            line_end: match spec.line_end.map(Module::of_model) {
+                Some(name) => Some(tensors.parameter(name, spec.row_width())?),
+                None => None,
+            },
             patch_embedding: patch_embedding(&tensors, spec)?,
             positions,
             projector: ProjectionSource::find(&tensors, None, &spec.projector.projection)?,

@@ -1,5 +1,7 @@
 //! The weights of a tower, packed.
 
+use half::bf16;
+
 use super::tower_source::TowerSource;
 use crate::embedding_rows::load_embedding;
 use crate::linear_weights::{NormSource, NormWeights};
@@ -25,6 +27,8 @@ pub(super) struct OuterWeights<D: Device> {
     pub(super) inner: Option<(Linear<D>, InnerActivation)>,
     /// `[row_width, num_inputs]`.
     pub(super) projector: Linear<D>,
+    /// `[row_width]`; empty if lines have no end.
+    pub(super) line_end: Vec<bf16>,
 }
 
 impl TowerSource<'_> {
@@ -73,6 +77,10 @@ impl TowerSource<'_> {
                 None => None,
             },
             projector,
+            line_end: match self.line_end {
+                Some(line_end) => line_end.to_f32()?.into_iter().map(bf16::from_f32).collect(),
+                None => Vec::new(),
+            },
         };
         self.tensors.store().check()?;
         Ok((Weights::of_layers(layers, head), outer))

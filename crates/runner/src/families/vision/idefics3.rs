@@ -77,6 +77,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         patch: grid.patch,
         has_patch_bias: true,
         num_patches_per_side: grid.num_patches_per_side,
+        line_end: None,
         class_token: None,
         projector: ProjectorSpec {
             merge_size,

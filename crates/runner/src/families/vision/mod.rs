@@ -1,5 +1,6 @@
 //! Vision towers: one file for each family.
 
+mod clip_encoder;
 mod clip_layer;
 mod feature_layer;
 mod idefics3;
@@ -19,10 +20,12 @@ struct Tower {
     describe: fn(&JsonFile, &ModelSpec) -> Result<TowerSpec, LoadError>,
 }
 
-const TOWERS: [Tower; 4] = [
+const TOWERS: [Tower; 6] = [
     idefics3::IDEFICS3,
     idefics3::SMOL_VLM,
     llava::LLAVA,
+    llava::LLAVA_NEXT,
+    llava::LLAVA_ONEVISION,
     internvl::INTERN_VL,
 ];
 
