@@ -9,7 +9,7 @@ use inflight_device_cpu::Cpu;
 use inflight_engine::{
     BlockReuse, CapacityPolicy, Event, Image as PromptImage, ImageLimits, ImageSpan, PromptImages,
 };
-use inflight_images::{ImagePatches, TileGrid};
+use inflight_images::{ImagePatches, Picture, RowLayout, TileGrid};
 use inflight_manager::{BatchManager, ManagerOptions};
 use inflight_reference_device::{Reference, ReferenceOptions};
 use inflight_runner::{ModelSource, Runner};
@@ -25,10 +25,15 @@ use crate::support::{
 };
 use crate::transformers::Prompt;
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 12] = [
     "images/smolvlm",
     "images/idefics3",
     "images/llava",
+    "images/internvl",
+    "images/internvl-6b",
+    "images/llava-siglip",
+    "images/llava-next",
+    "images/llava-onevision",
     "images/qwen2-vl",
     "images/qwen2-5-vl",
     "images/qwen3-vl",
@@ -53,10 +58,33 @@ struct ImagePrompt {
 #[derive(Deserialize)]
 struct Image {
     tiles: Vec<[usize; 2]>,
+    picture: Option<TilesOfPicture>,
     values: Vec<f32>,
     rows: Vec<f32>,
     exact: Vec<f32>,
     bf16_cost: f32,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct TilesOfPicture {
+    tiles: (usize, usize),
+    kept: (usize, usize),
+    resampled: (usize, usize),
+}
+
+impl From<TilesOfPicture> for Picture {
+    fn from(picture: TilesOfPicture) -> Self {
+        let TilesOfPicture {
+            tiles,
+            kept,
+            resampled,
+        } = picture;
+        Self {
+            tiles,
+            kept,
+            resampled,
+        }
+    }
 }
 
 impl Expected {
@@ -76,6 +104,10 @@ impl Image {
                 .map(|&[rows, columns]| TileGrid { rows, columns })
                 .collect(),
             num_tokens: self.rows.len() / row_width,
+            row_layout: match self.picture {
+                Some(picture) => RowLayout::Picture(picture.into()),
+                None => RowLayout::Tiles,
+            },
         }
     }
 }
@@ -244,6 +276,95 @@ fn images_that_a_tower_does_not_read_are_refused() {
     assert!(error.to_string().ends_with(expected), "{error}");
 }
 
+/// One of several images is one tile, whose rows end as a line does.
+#[test]
+fn rows_of_a_line_are_those_of_its_tile_and_an_end() {
+    let name = "images/llava-onevision";
+    let width = open(name).spec().hidden_size;
+    let image = Expected::read(name).images[0].patches(width);
+    let mut runner = load(name, &Setup::default());
+    let picture = encode(&mut *runner, &image);
+    let tile_len = image.values.len() / image.tiles.len();
+    let line = ImagePatches {
+        values: image.values[..tile_len].to_vec(),
+        tiles: image.tiles[..1].to_vec(),
+        num_tokens: 5,
+        row_layout: RowLayout::Line,
+    };
+    let rows = encode(&mut *runner, &line);
+    let (tile, end) = rows.split_at(4 * width);
+    assert_eq!(tile, &picture[..4 * width]);
+    assert_eq!(end, &picture[picture.len() - width..]);
+}
+
+#[test]
+fn pictures_that_a_tower_does_not_read_are_refused() {
+    let name = "images/llava-next";
+    let width = open(name).spec().hidden_size;
+    let image = Expected::read(name).images[0].patches(width);
+    let RowLayout::Picture(picture) = image.row_layout else {
+        panic!("{name} has pictures");
+    };
+    let mut runner = load(name, &Setup::default());
+    let mut refused = |row_layout: RowLayout, num_tokens: usize, reason: &str| {
+        let image = ImagePatches {
+            row_layout,
+            num_tokens,
+            ..image.clone()
+        };
+        let error = runner.encode_image(&image).expect_err("it is refused");
+        assert!(error.to_string().contains(reason), "{error}");
+    };
+    let num_tokens = image.num_tokens;
+    refused(
+        RowLayout::Tiles,
+        12,
+        "rows without the ends of lines, which LlavaNext",
+    );
+    refused(
+        image.row_layout,
+        num_tokens - 1,
+        "13 tokens for an image of 3 tiles, which becomes 14 rows",
+    );
+    let wrong = [
+        Picture {
+            tiles: (2, 2),
+            ..picture
+        },
+        Picture {
+            tiles: (usize::MAX, 4),
+            ..picture
+        },
+        Picture {
+            kept: (4, 4),
+            ..picture
+        },
+        Picture {
+            kept: (1, 4),
+            ..picture
+        },
+        Picture {
+            resampled: (2, 5),
+            ..picture
+        },
+    ];
+    for picture in wrong {
+        refused(RowLayout::Picture(picture), num_tokens, "of 3 tiles");
+    }
+    let text = "images/smolvlm";
+    let image = Expected::read(text).images[0].patches(width);
+    let image = ImagePatches {
+        row_layout: RowLayout::Line,
+        ..image
+    };
+    let error = load(text, &Setup::default()).encode_image(&image);
+    let error = error.expect_err("it is refused").to_string();
+    assert!(
+        error.contains("rows with ends of lines, which SmolVLM"),
+        "{error}"
+    );
+}
+
 #[test]
 fn models_without_a_known_tower_take_no_images() {
     let source = ModelSource::open(&fixture("exaone4-5")).expect("the checkpoint opens");
@@ -269,13 +390,18 @@ fn a_damaged_tower_is_an_error_only_with_images() {
     assert!(error.to_string().contains(expected), "{error}");
 }
 
+/// The error of a tower whose config has other values.
+fn error_with(name: &str, config: Value) -> String {
+    let copy = Copy::of(name).config(config);
+    let source = ModelSource::open(copy.dir()).expect("the language model is whole");
+    let error = source.with_images().err().expect("it is refused");
+    error.to_string()
+}
+
 #[test]
 fn parts_of_llava_that_are_not_computed_are_refused_by_name() {
     let refused = |config: Value, expected: &str| {
-        let copy = Copy::of("images/llava").config(config);
-        let source = ModelSource::open(copy.dir()).expect("the language model is whole");
-        let error = source.with_images().err().expect("it is refused");
-        let error = error.to_string();
+        let error = error_with("images/llava", config);
         assert!(error.contains(expected), "{error}");
         assert!(error.contains("without max_num_image_tokens"), "{error}");
     };
@@ -294,6 +420,63 @@ fn parts_of_llava_that_are_not_computed_are_refused_by_name() {
     refused(
         json!({"vision_config": {"model_type": "pixtral"}}),
         "vision_config.model_type: 'pixtral'",
+    );
+    let siglip = json!({"model_type": "siglip_vision_model", "patch_size": 14});
+    refused(
+        json!({"vision_config": siglip, "vision_feature_select_strategy": "default"}),
+        "vision_feature_select_strategy: 'default' is not 'full'",
+    );
+}
+
+#[test]
+fn parts_of_internvl_that_are_not_computed_are_refused_by_name() {
+    let refused = |config: Value, expected: &str| {
+        let error = error_with("images/internvl", config);
+        assert!(error.contains(expected), "{error}");
+    };
+    let of_vision = |key: &str, value: Value, expected: &str| {
+        refused(json!({"vision_config": {key: value}}), expected);
+    };
+    refused(
+        json!({"vision_feature_select_strategy": "full"}),
+        "vision_feature_select_strategy: 'full' is not 'default': without max_num_image_tokens",
+    );
+    refused(
+        json!({"vision_feature_layer": [-1]}),
+        "vision_feature_layer: [-1]",
+    );
+    refused(
+        json!({"downsample_ratio": 0.4}),
+        "downsample_ratio: 0.4 is not 1 divided by a whole number",
+    );
+    refused(
+        json!({"downsample_ratio": 0.125}),
+        "a multiple of 1 / downsample_ratio = 8",
+    );
+    of_vision(
+        "norm_type",
+        json!("batch_norm"),
+        "vision_config.norm_type: 'batch_norm'",
+    );
+    of_vision(
+        "use_mean_pooling",
+        json!(false),
+        "vision_config.use_mean_pooling: false",
+    );
+    of_vision(
+        "use_absolute_position_embeddings",
+        json!(false),
+        "vision_config.use_absolute_position_embeddings: false",
+    );
+    of_vision(
+        "image_size",
+        json!([16, 20]),
+        "vision_config.image_size: [16,20] is not two equal sides",
+    );
+    of_vision(
+        "patch_size",
+        json!([]),
+        "vision_config.patch_size: [] is not two equal sides",
     );
 }
 

@@ -141,6 +141,24 @@ impl LayerInputOps<Cpu> for CpuLayerInputs {
         });
     }
 
+    fn scale_columns_in_place(
+        self,
+        cpu: &mut Cpu,
+        num_rows: usize,
+        weight: &Vec<f32>,
+        x: &mut Rows<f32>,
+    ) {
+        let width = x.width();
+        assert_eq!(weight.len(), width, "columns");
+        cpu.for_each_row_block(num_rows, width, x.first_mut(num_rows), |_, x| {
+            for x in x.chunks_exact_mut(width) {
+                for (x, weight) in x.iter_mut().zip(weight) {
+                    *x *= weight;
+                }
+            }
+        });
+    }
+
     fn predict_streams(
         self,
         cpu: &mut Cpu,

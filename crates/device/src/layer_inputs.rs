@@ -53,8 +53,8 @@ pub struct StreamCoefs<'a, D: Load> {
     pub weights: &'a D::Vector,
 }
 
-/// Extra operations of models whose layers have inputs of their own, factors of the residual stream, experts beside
-/// feed-forward blocks, several residual streams, gates that are mostly 0, norms inside of blocks, or clipped queries,
+/// Extra operations of models whose layers have inputs of their own, factors of the residual stream or of the columns of
+/// what blocks compute, experts beside feed-forward blocks, several residual streams, gates that are mostly 0, norms inside of blocks, or clipped queries,
 /// keys and values.
 pub trait LayerInputOps<D: StepIo>: Copy {
     /// Makes the inputs of all layers of the step's tokens from their projections, `[num_tokens, num_layers * width]`.
@@ -108,6 +108,15 @@ pub trait LayerInputOps<D: StepIo>: Copy {
         x: &D::Sums,
         weight: &D::Vector,
         out: &mut D::Inputs,
+    );
+
+    /// `x = x * weight`, `[num_rows, hidden_size]`, with a weight for each column.
+    fn scale_columns_in_place(
+        self,
+        device: &mut D,
+        num_rows: usize,
+        weight: &D::Vector,
+        x: &mut D::Sums,
     );
 
     /// Predicts the streams, of which `hidden` is the first one. `predicted` becomes a copy of that.
@@ -198,6 +207,10 @@ impl<D: StepIo> LayerInputOps<D> for Lacking {
     }
 
     fn scale_columns(self, _: &mut D, _: usize, _: &D::Sums, _: &D::Vector, _: &mut D::Inputs) {
+        match self {}
+    }
+
+    fn scale_columns_in_place(self, _: &mut D, _: usize, _: &D::Vector, _: &mut D::Sums) {
         match self {}
     }
 

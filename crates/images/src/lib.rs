@@ -20,6 +20,7 @@ mod pixels;
 mod processors;
 mod prompt;
 mod resizing;
+mod row_layout;
 
 pub use decoding::decode;
 pub use error::ImageError;
@@ -28,3 +29,4 @@ pub use patches::{ImagePatches, TileGrid};
 pub use pixels::Pixels;
 pub use processors::{ImageProcessor, ProcessedImage};
 pub use prompt::{ImagePrompt, PromptPiece};
+pub use row_layout::{Picture, RowLayout};

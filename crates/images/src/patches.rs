@@ -2,6 +2,7 @@
 
 use crate::normalisation::Normalisation;
 use crate::pixels::{NUM_CHANNELS, Pixels};
+use crate::row_layout::RowLayout;
 
 /// An image as a vision tower reads it.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +14,8 @@ pub struct ImagePatches {
     pub tiles: Vec<TileGrid>,
     /// The number of tokens that stand for the image in the prompt: only the rows of embeddings.
     pub num_tokens: usize,
+    /// Which rows they are.
+    pub row_layout: RowLayout,
 }
 
 /// The patches of a tile.

@@ -109,6 +109,20 @@ impl LayerInputOps<Reference> for ReferenceLayerInputs {
         }
     }
 
+    fn scale_columns_in_place(
+        self,
+        _: &mut Reference,
+        num_rows: usize,
+        weight: &Vec<f32>,
+        x: &mut Rows,
+    ) {
+        for row in 0..num_rows {
+            for (column, weight) in weight.iter().enumerate() {
+                x.set(row, column, exact(x.row(row)[column]) * exact(*weight));
+            }
+        }
+    }
+
     fn predict_streams(
         self,
         _: &mut Reference,

@@ -33,7 +33,7 @@ use super::model_source::ModelSource;
 use super::positions::Positions;
 use super::probe::{Operation, Probe, Work};
 use super::recurrence::RecurrenceBuffers;
-use super::residual::{Probed, ResidualStream, adapted_rows, check_norms};
+use super::residual::{Probed, ResidualStream, Scale, adapted_rows, check_norms};
 use super::rope::RopeAxes;
 use super::share::ModelShare;
 use super::spec::{LayerSpec, ModelSpec, Norms};
@@ -673,7 +673,8 @@ impl<D: Device> Decoder<D> {
             recurrence.mix(run, step, inputs, self.residual.normed(), own);
             let output = (&recurrence.mixed, &block.output);
             let residual = &mut self.residual;
-            residual.add_scaled(run, Operation::O, num_rows, output, block.scale);
+            let scale = Scale::All(block.scale);
+            residual.add_scaled(run, Operation::O, num_rows, output, scale);
         }
         if let Some((layer, recurrence)) = recurrence.as_ref().zip(self.recurrence.as_mut()) {
             let normed = self.residual.normed();
@@ -846,8 +847,8 @@ impl<D: Device> Decoder<D> {
             ) => {
                 let (after, before) = (attention.after.as_ref(), feed_forward.before.as_ref());
                 if let Some(factors) = layer.multipliers {
-                    let o = (attended, o);
-                    residual.add_scaled(run, Operation::O, num_rows, o, factors.attention);
+                    let (o, scale) = ((attended, o), Scale::All(factors.attention));
+                    residual.add_scaled(run, Operation::O, num_rows, o, scale);
                     residual.norm(run, num_rows, before);
                     let FeedForwardWeights::Dense(dense) = weights else {
                         let (mixture, norms) = (self.mixture.as_mut(), [None, next]);
@@ -857,7 +858,19 @@ impl<D: Device> Decoder<D> {
                     };
                     feed_forward_up(run, num_rows, residual, dense, inner);
                     let down = (&*inner, &dense.down);
-                    let scale = factors.feed_forward;
+                    let scale = Scale::All(factors.feed_forward);
+                    residual.add_scaled(run, Operation::Down, num_rows, down, scale);
+                    return residual.norm(run, num_rows, next);
+                }
+                let factors = layer.column_factors.as_ref();
+                if let (Some([of_o, of_down]), Some(ops), FeedForwardWeights::Dense(dense)) =
+                    (factors, D::LAYER_INPUTS, weights)
+                {
+                    let (o, scale) = ((attended, o), Scale::Columns(ops, of_o));
+                    residual.add_scaled(run, Operation::O, num_rows, o, scale);
+                    residual.norm(run, num_rows, before);
+                    feed_forward_up(run, num_rows, residual, dense, inner);
+                    let (down, scale) = ((&*inner, &dense.down), Scale::Columns(ops, of_down));
                     residual.add_scaled(run, Operation::Down, num_rows, down, scale);
                     return residual.norm(run, num_rows, next);
                 }

@@ -156,6 +156,27 @@ impl<'a> ModelTensors<'a> {
         }))
     }
 
+    /// The rows of learned positions, `[num_rows, num_columns]`: the weights of an embedding, or a parameter, `[1,
+    /// num_rows, num_columns]`.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn position_rows(
+        &self,
+        module: Module,
+        num_rows: usize,
+        num_columns: usize,
+    ) -> Result<Matrix<'a>, LoadError> {
+        match self.has_tensor(module) {
+            true => {
+                let shape = [1, num_rows, num_columns];
+                self.store
+                    .stacked_matrices(&self.stored_name(module), shape)
+            }
+            false => self.matrix(module, num_rows, num_columns),
+        }
+    }
+
     /// The weights of equal linear layers in one tensor, `[num_matrices, num_rows, num_columns]`, all rows below one
     /// another. `None` if there is no tensor of this name.
     ///
@@ -328,9 +349,13 @@ impl<'a> ModelTensors<'a> {
             }
             let mut shapes = [[1, len], [len, 1]].into_iter();
             let found = shapes.find_map(|shape| self.store.stacked_vectors(&stored, shape).ok());
-            // Kimi Linear has a number for each head, in the shape that it multiplies with.
-            let of_heads = || self.store.flattened(&stored, &[1, 1, len, 1]).ok();
-            let found = found.map(Tensor::flattened).or_else(of_heads);
+            // Kimi Linear has a number for each head, and InternVL a class token, in the shape that they compute with.
+            let as_computed = || {
+                let shapes: [&[usize]; 2] = [&[1, 1, len, 1], &[1, 1, len]];
+                let mut shapes = shapes.into_iter();
+                shapes.find_map(|shape| self.store.flattened(&stored, shape).ok())
+            };
+            let found = found.map(Tensor::flattened).or_else(as_computed);
             found.ok_or(error)
         })
     }

@@ -44,6 +44,14 @@ struct NarrowRows<D: Device> {
     inputs: D::Inputs,
 }
 
+/// The factor of what a block computes.
+pub(super) enum Scale<'a, D: Device> {
+    /// One for all of it.
+    All(f32),
+    /// One for each column, `[hidden_size]`.
+    Columns(D::LayerInputs, &'a D::Vector),
+}
+
 /// A device, the host of a rank, the profiling probe, and the rows that have adapters.
 pub(super) struct Probed<'a, D: Device, P> {
     pub device: &'a mut D,
@@ -69,7 +77,9 @@ impl<D: Device> ResidualStream<D> {
         let has_whole_sums = is_whole && device.has_whole_sums();
         let mut layers = spec.layers.iter();
         let has_after = layers.any(|it| {
-            let is_scaled = it.multipliers.is_some() || it.recurrence_block.is_some();
+            let is_scaled = it.multipliers.is_some()
+                || it.column_factors.is_some()
+                || it.recurrence_block.is_some();
             let has_factor = it.experts().is_some_and(|experts| experts.scale.is_some());
             it.norms.has_after()
                 || it.input_block.is_some()
@@ -299,11 +309,16 @@ impl<D: Device> ResidualStream<D> {
         operation: Operation,
         num_rows: usize,
         (x, linear): (&D::Inputs, &SummedLinear<D>),
-        scale: f32,
+        scale: Scale<'_, D>,
     ) {
         self.sum(run, num_rows, x, linear);
         if let Some(result) = &mut self.result {
-            run.device.scale(num_rows, scale, result);
+            match scale {
+                Scale::All(scale) => run.device.scale(num_rows, scale, result),
+                Scale::Columns(ops, weight) => {
+                    ops.scale_columns_in_place(run.device, num_rows, weight, result);
+                }
+            }
             let hidden = &mut self.hidden;
             run.device
                 .add_normed(num_rows, result, Norm::Identity, hidden);

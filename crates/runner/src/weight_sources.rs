@@ -79,6 +79,8 @@ pub(super) struct LayerSource<'a> {
     pub(super) scale: Option<Tensor<'a>>,
     /// The factors of what its blocks compute.
     pub(super) multipliers: Option<Multipliers>,
+    /// The factors of the columns of what attention and the feed-forward block compute.
+    pub(super) column_factors: Option<[Tensor<'a>; 2]>,
     /// Of the other residual streams.
     pub(super) streams: Option<LayerStreamsSource<'a>>,
     /// The gates that count, in standard deviations above the mean.
@@ -294,6 +296,7 @@ impl<'a> LayerSource<'a> {
             scale,
             recurrence_block,
             multipliers,
+            column_factors,
             gate_cutoff,
             inner_norms,
         } = layer;
@@ -378,6 +381,13 @@ impl<'a> LayerSource<'a> {
                 None => None,
             },
             multipliers: *multipliers,
+            column_factors: match column_factors {
+                Some(factors) => {
+                    let find = |name| tensors.parameter(Module::of_layer(index, name), hidden);
+                    Some([find(factors.attention)?, find(factors.feed_forward)?])
+                }
+                None => None,
+            },
             streams: match &spec.streams {
                 Some(streams) => Some(LayerStreamsSource::find(tensors, index, spec, streams)?),
                 None => None,

@@ -83,6 +83,8 @@ pub(super) struct Layer<D: Device> {
     pub(super) scale: Option<f32>,
     /// The factors of what its blocks compute.
     pub(super) multipliers: Option<Multipliers>,
+    /// The factors of the columns of what attention and the feed-forward block compute.
+    pub(super) column_factors: Option<[D::Vector; 2]>,
     /// Of the other residual streams.
     pub(super) streams: Option<LayerStreams<D>>,
     /// The gates that count, in standard deviations above the mean.
@@ -383,6 +385,12 @@ impl LayerSource<'_> {
                 None => None,
             },
             multipliers: self.multipliers,
+            column_factors: match &self.column_factors {
+                Some([attention, feed_forward]) => {
+                    Some([packer.upload(attention)?, packer.upload(feed_forward)?])
+                }
+                None => None,
+            },
             streams: match &self.streams {
                 Some(streams) => Some(streams.load(packer)?),
                 None => None,

@@ -15,7 +15,8 @@ use inflight_base::{LoadError, RequestError, TokenId, Tokens};
 use inflight_config::Settings;
 use inflight_engine::{Image, ImageSpan, PromptImages};
 use inflight_images::{
-    ImageError, ImageLimits, ImagePatches, ImageProcessor, ImagePrompt, ProcessedImage, PromptPiece,
+    ImageError, ImageLimits, ImagePatches, ImageProcessor, ImagePrompt, ProcessedImage,
+    PromptPiece, RowLayout,
 };
 use inflight_runner::TowerSpec;
 use inflight_text::Tokenizer;
@@ -223,9 +224,7 @@ impl ImageReader {
             .map_err(invalid)?;
         drop(pixels);
         let hash = Sha256::new().chain_update(hash).chain_update([key.1 as u8]);
-        let ProcessedImage {
-            patches, prompt, ..
-        } = processed;
+        let ProcessedImage { patches, prompt } = processed;
         let patches = self.images_of(patches);
         let images = patches.iter().enumerate().map(|(index, patches)| {
             let hash = hash.clone().chain_update((index as u64).to_le_bytes());
@@ -245,7 +244,8 @@ impl ImageReader {
     /// step need not encode all.
     fn images_of(&self, patches: ImagePatches) -> Vec<Arc<ImagePatches>> {
         let num_tiles = patches.tiles.len();
-        if num_tiles < 2 || !patches.num_tokens.is_multiple_of(num_tiles) {
+        let is_whole = num_tiles < 2 || patches.row_layout != RowLayout::Tiles;
+        if is_whole || !patches.num_tokens.is_multiple_of(num_tiles) {
             return vec![Arc::new(patches)];
         }
         let patch_len = patches.values.len() / patches.num_patches().max(1);
@@ -257,6 +257,7 @@ impl ImageReader {
                 values: own.to_vec(),
                 tiles: vec![tile],
                 num_tokens: patches.num_tokens / num_tiles,
+                row_layout: RowLayout::Tiles,
             }
         });
         let tiles: Vec<_> = tiles.collect();
@@ -314,6 +315,7 @@ mod tests {
             values: Vec::new(),
             tiles: Vec::new(),
             num_tokens,
+            row_layout: RowLayout::Tiles,
         };
         let images = images.iter().zip(0..).map(|(&num_tokens, hash)| {
             Image::new(

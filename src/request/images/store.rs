@@ -170,6 +170,8 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
+    use inflight_images::RowLayout;
+
     use super::*;
 
     /// An image of `num_values` values under the key `number`.
@@ -178,6 +180,7 @@ mod tests {
             values: vec![0.0; num_values],
             tiles: Vec::new(),
             num_tokens: 1,
+            row_layout: RowLayout::Tiles,
         });
         let image = StoredImage {
             prompt: ImagePrompt::default(),

@@ -8,6 +8,7 @@ use super::check_tiles;
 use crate::fields::Fields;
 use crate::pixels::{NUM_CHANNELS, Pixels};
 use crate::resizing::{Filter, resize};
+use crate::row_layout::Picture;
 
 /// The most resolutions, and the most tiles of a resolution.
 const MAX_RESOLUTIONS: usize = 1024;
@@ -113,11 +114,11 @@ impl AnyResolution {
         tiles
     }
 
-    /// Rows and columns of features without the padding, given the rows of a tile.
-    pub fn unpadded(&self, size: (usize, usize), side_in_patches: usize) -> (usize, usize) {
+    /// The features of the tiles without the padding, given the rows of features of a tile.
+    pub fn picture(&self, size: (usize, usize), side_in_patches: usize) -> Picture {
         let (height, width) = (size.0 as f64, size.1 as f64);
-        let (rows, columns) = self.grid(size);
-        let (mut rows, mut columns) = (rows * side_in_patches, columns * side_in_patches);
+        let tiles = self.grid(size);
+        let (mut rows, mut columns) = (tiles.0 * side_in_patches, tiles.1 * side_in_patches);
         if width / height > columns as f64 / rows as f64 {
             let fit = rounded(height * (columns as f64 / width));
             rows -= (rows - fit.min(rows)) / 2 * 2;
@@ -125,7 +126,11 @@ impl AnyResolution {
             let fit = rounded(width * (rows as f64 / height));
             columns -= (columns - fit.min(columns)) / 2 * 2;
         }
-        (rows, columns)
+        Picture {
+            tiles,
+            kept: (rows, columns),
+            resampled: (rows, columns),
+        }
     }
 }
 

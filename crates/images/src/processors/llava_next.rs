@@ -13,6 +13,7 @@ use crate::patches::PatchLayout;
 use crate::pixels::Pixels;
 use crate::prompt::ImagePrompt;
 use crate::resizing::Filter;
+use crate::row_layout::RowLayout;
 
 const DEFAULT_RESOLUTIONS: &[(usize, usize)] =
     &[(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)];
@@ -73,11 +74,14 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
 
 impl Tiling for LlavaNext {
     fn prompt(&self, size: (usize, usize), _num_images: usize) -> Result<ImagePrompt, ImageError> {
-        let (rows, columns) = self.resolution.unpadded(size, self.side_in_patches);
         let num_patches = self.side_in_patches * self.side_in_patches;
-        // Each row of features ends with one for the new line.
-        let num_tokens = self.features.number(num_patches) + rows * columns + rows;
+        let picture = self.resolution.picture(size, self.side_in_patches);
+        let num_tokens = self.features.number(num_patches) + picture.num_rows();
         Ok(ImagePrompt::default().with_image_tokens(num_tokens))
+    }
+
+    fn row_layout(&self, size: (usize, usize), _num_images: usize) -> RowLayout {
+        RowLayout::Picture(self.resolution.picture(size, self.side_in_patches))
     }
 
     fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {

@@ -14,6 +14,7 @@ use crate::patches::PatchLayout;
 use crate::pixels::{NUM_CHANNELS, Pixels};
 use crate::prompt::ImagePrompt;
 use crate::resizing::{Filter, resize};
+use crate::row_layout::{Picture, RowLayout};
 
 /// Sides of the default resolutions in tiles.
 const DEFAULT_SIDES: std::ops::RangeInclusive<usize> = 1..=6;
@@ -91,25 +92,41 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
     ))
 }
 
-impl Tiling for LlavaOnevision {
-    fn prompt(&self, size: (usize, usize), num_images: usize) -> Result<ImagePrompt, ImageError> {
+impl LlavaOnevision {
+    /// The features of the tiles, without the padding, and shrunk to the bound.
+    fn picture(&self, size: (usize, usize)) -> Picture {
+        let picture = self.resolution.picture(size, self.side_in_patches);
+        let (rows, columns) = picture.kept;
         let num_patches = self.side_in_patches * self.side_in_patches;
-        let num_patches_kept = num_patches - usize::from(self.is_first_dropped);
-        let (mut rows, mut columns) = self.resolution.unpadded(size, self.side_in_patches);
         let excess = (rows * columns) as f64 / (self.max_tiles * num_patches) as f64;
         let ratio = excess.sqrt();
-        if ratio > 1.1 {
-            [rows, columns] = [rows, columns].map(|side| (side as f64 / ratio).floor() as usize);
+        let shrunk = |side: usize| (side as f64 / ratio).floor() as usize;
+        match ratio > 1.1 {
+            true => Picture {
+                resampled: (shrunk(rows), shrunk(columns)),
+                ..picture
+            },
+            false => picture,
         }
-        // Each row of features ends with one for the new line.
-        let num_tokens = match num_images > 1 {
-            false => num_patches_kept + rows * columns + rows,
-            true => {
-                check_square(size)?;
-                num_patches_kept + 1
-            }
-        };
-        Ok(ImagePrompt::default().with_image_tokens(num_tokens))
+    }
+}
+
+impl Tiling for LlavaOnevision {
+    fn prompt(&self, size: (usize, usize), num_images: usize) -> Result<ImagePrompt, ImageError> {
+        if num_images > 1 {
+            check_square(size)?;
+        }
+        let num_patches = self.side_in_patches * self.side_in_patches;
+        let num_patches_kept = num_patches - usize::from(self.is_first_dropped);
+        let layout = self.row_layout(size, num_images);
+        Ok(ImagePrompt::default().with_image_tokens(layout.num_rows(1, num_patches_kept)))
+    }
+
+    fn row_layout(&self, size: (usize, usize), num_images: usize) -> RowLayout {
+        match num_images > 1 {
+            true => RowLayout::Line,
+            false => RowLayout::Picture(self.picture(size)),
+        }
     }
 
     fn depends_on_num_images(&self) -> bool {

@@ -25,6 +25,7 @@ use crate::normalisation::Normalisation;
 use crate::patches::{ImagePatches, PatchLayout};
 use crate::pixels::Pixels;
 use crate::prompt::ImagePrompt;
+use crate::row_layout::RowLayout;
 
 use files::ProcessorFiles;
 
@@ -92,8 +93,6 @@ pub struct ProcessedImage {
     pub patches: ImagePatches,
     /// The text and the tokens in place of the image's placeholder.
     pub prompt: ImagePrompt,
-    /// Rows and columns of pixels before the image was resized. Models that remove the padding of an image need them.
-    pub size: (usize, usize),
 }
 
 /// The tiling of an image, in which processors differ. Both functions fail if the processor takes no image of this
@@ -109,6 +108,11 @@ trait Tiling: Debug + Send + Sync {
 
     /// Makes images of more tokens smaller, if images keep their size.
     fn limit_tokens(&mut self, _max_tokens: usize) {}
+
+    /// How rows of tiles become rows of an image of so many rows and columns of pixels.
+    fn row_layout(&self, _size: (usize, usize), _num_images: usize) -> RowLayout {
+        RowLayout::Tiles
+    }
 
     /// The tiles of the image, in their final size.
     fn tiles(&self, image: &Pixels, num_images: usize) -> Result<Vec<Pixels>, ImageError>;
@@ -266,9 +270,9 @@ impl ImageProcessor {
                 values,
                 tiles,
                 num_tokens,
+                row_layout: self.tiling.row_layout(image.size(), num_images),
             },
             prompt,
-            size: image.size(),
         })
     }
 }

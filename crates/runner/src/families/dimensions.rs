@@ -216,6 +216,7 @@ impl Dimensions {
             input_block: None,
             scale: None,
             multipliers: None,
+            column_factors: None,
             gate_cutoff: None,
             inner_norms: None,
             feed_forward: FeedForward::Gated {

@@ -145,7 +145,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 143] = [
+static FAMILIES: [Family; 146] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -287,6 +287,9 @@ static FAMILIES: [Family; 143] = [
     bailing_moe::SARVAM,
     with_images::IDEFICS3,
     with_images::SMOL_VLM,
+    with_images::INTERN_VL,
+    with_images::LLAVA_NEXT,
+    with_images::LLAVA_ONEVISION,
     bailing_moe::LING,
     bailing_moe::SARVAM_105B,
 ];

@@ -1,12 +1,13 @@
 //! Models with images, whose language models are served, for text: Qwen2-VL, Qwen2.5-VL, Qwen3-VL with and without
-//! experts, Mistral Small 3.1 and later, Ministral 3, LLaVA, EXAONE 4.5, Kimi K2.5, LFM3-VL, Idefics 3, SmolVLM.
+//! experts, Mistral Small 3.1 and later, Ministral 3, LLaVA, LLaVA-NeXT, LLaVA-OneVision, EXAONE 4.5, Kimi K2.5,
+//! LFM3-VL, Idefics 3, SmolVLM, InternVL 3.
 //!
 //! config.json has the language model's config under `text_config`, or, in the Qwen-VL models before transformers 5,
 //! beside the image encoder's. Where all tokens are text, the three positions of a token are equal, and M-RoPE
 //! (`mrope_section`) is RoPE. What Qwen3-VL adds to the residual stream of its first layers is zero without images.
 //!
 //! Source: configuration_*.py and modeling_*.py of qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, mistral3, llava,
-//! exaone4_5, kimi_k25, lfm3_vl, idefics3 and smolvlm of transformers.
+//! llava_next, llava_onevision, exaone4_5, kimi_k25, lfm3_vl, idefics3, smolvlm and internvl of transformers.
 
 use serde_json::{Map, Value, json};
 
@@ -94,6 +95,25 @@ pub const LLAVA: Family = Family {
     },
 };
 
+/// LLaVA 1.6.
+pub const LLAVA_NEXT: Family = Family {
+    class: "LlavaNextForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        let is_tied = config.bool_or("tie_word_embeddings", false)?;
+        describe_by_type(config, "llama", json!({}), LLAVA_NEXT.class, is_tied)
+    },
+};
+
+pub const LLAVA_ONEVISION: Family = Family {
+    class: "LlavaOnevisionForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        let is_tied = config.bool_or("tie_word_embeddings", false)?;
+        describe_by_type(config, "qwen2", json!({}), LLAVA_ONEVISION.class, is_tied)
+    },
+};
+
 /// Kimi K2.5 and K2.6, by Moonshot AI, whose language model is a DeepSeek-V3.
 pub const KIMI_K2_5: Family = Family {
     class: "Kimi_K25ForConditionalGeneration",
@@ -130,6 +150,16 @@ pub const SMOL_VLM: Family = Family {
     class: "SmolVLMForConditionalGeneration",
     gguf: None,
     describe: |config| describe_idefics3(config, SMOL_VLM.class),
+};
+
+/// InternVL 3 in transformers' format.
+pub const INTERN_VL: Family = Family {
+    class: "InternVLForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        let is_tied = config.bool_or("tie_word_embeddings", true)?;
+        describe_by_type(config, "qwen2", json!({}), INTERN_VL.class, is_tied)
+    },
 };
 
 /// The path of the language model's config.

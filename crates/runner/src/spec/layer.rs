@@ -26,6 +26,9 @@ pub struct LayerSpec {
     pub scale: Option<&'static str>,
     /// The factors of what its blocks compute, in a layer with [sequential](Norms::Sequential) norms in front of them.
     pub multipliers: Option<Multipliers>,
+    /// The factors of the columns of what its blocks compute, in a layer with [sequential](Norms::Sequential) norms in
+    /// front of them, and without experts.
+    pub column_factors: Option<ColumnFactors>,
     /// The cutoff of the feed-forward block's gates, in standard deviations above the mean of a token's gates. It is
     /// subtracted from each gate, and negative results become 0. The block has all gates in front of ups then. Only in
     /// a model with [streams](StreamsSpec).
@@ -66,6 +69,16 @@ pub struct Multipliers {
     pub gate: f32,
     /// Of the result of the feed-forward block.
     pub feed_forward: f32,
+}
+
+/// Factors of the columns of what blocks compute (LayerScale; Touvron et al., arXiv:2103.17239): parameters below the
+/// layer, `[hidden_size]` each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ColumnFactors {
+    /// Of the result of attention.
+    pub attention: &'static str,
+    /// Of the result of the feed-forward block.
+    pub feed_forward: &'static str,
 }
 
 /// How the [inputs](inflight_device::LayerInputOps) of all layers are made of a step's tokens.

@@ -31,8 +31,8 @@ pub use attention::{
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
 pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
 pub use layer::{
-    ExpertsBlock, ExpertsNorms, InnerNorms, InputBlock, LayerInputsSpec, LayerSpec, Multipliers,
-    RecurrenceBlock, StreamsSpec,
+    ColumnFactors, ExpertsBlock, ExpertsNorms, InnerNorms, InputBlock, LayerInputsSpec, LayerSpec,
+    Multipliers, RecurrenceBlock, StreamsSpec,
 };
 pub use mtp::MtpSpec;
 pub use norms::{Block, BlockNorms, NormKind, NormSpec, Norms};
@@ -310,6 +310,7 @@ impl ModelSpec {
                 "clipped queries, keys and values",
             ),
             (any(|it| it.inner_norms.is_some()), "norms inside of blocks"),
+            (any(|it| it.column_factors.is_some()), "layer scales"),
             (
                 self.has_rms_norm_of_embeddings(),
                 "RMS norms of embedded tokens",

@@ -33,6 +33,9 @@ pub struct TowerSpec {
     pub class_token: Option<&'static str>,
     /// From encoded patches to rows.
     pub projector: ProjectorSpec,
+    /// The parameter, `[hidden_size of the language model]`, that is the row for the end of a line, if rows of images
+    /// have [lines](inflight_images::RowLayout).
+    pub line_end: Option<&'static str>,
     /// From the patches behind earlier layers to rows that are added behind the first layers of the language model, in
     /// order (DeepStack; Meng et al., arXiv:2406.04334).
     pub deep_projectors: Vec<DeepProjector>,
@@ -149,6 +152,16 @@ impl TowerSpec {
     /// Rows that the largest tile becomes.
     pub const fn max_num_tokens(&self) -> usize {
         self.max_num_patches() / self.num_patches_per_token()
+    }
+
+    /// Rows that a square tile becomes, on each side; 0 for tiles of any size.
+    pub const fn num_tokens_per_side(&self) -> usize {
+        match self.tiles {
+            TileSizes::Square {
+                num_patches_per_side,
+            } => num_patches_per_side / self.projector.merge_size,
+            TileSizes::Squares { .. } => 0,
+        }
     }
 
     /// The rows that a tile becomes, and their columns.

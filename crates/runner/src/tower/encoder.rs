@@ -141,6 +141,10 @@ impl<D: Device> ImageEncoder<D> {
             self.encode_tile(tile, patches, &mut encoded)?;
             values = others;
         }
+        let line_end = &self.weights.line_end;
+        encoded.rows = self
+            .spec
+            .rows_of_image(image.row_layout, line_end, encoded.rows);
         Ok(encoded)
     }
 
@@ -324,14 +328,7 @@ impl TowerSpec {
                 image.values.len()
             ));
         }
-        let num_tokens = image.num_patches() / self.num_patches_per_token();
-        match image.num_tokens == num_tokens {
-            true => Ok(()),
-            false => Err(format!(
-                "{} tokens for an image of {num_tiles} tiles, which becomes {num_tokens} rows",
-                image.num_tokens
-            )),
-        }
+        self.check_rows(image)
     }
 
     /// Whether it reads such a tile.

@@ -7,6 +7,7 @@
 //! patch_positions.rs  learned positions between those of a square
 //! projector.rs        from encoded patches to rows
 //! encoder.rs          the tower on a device, one tile after the other
+//! rows_of_image.rs    from the rows of tiles to the rows of an image
 //! image_rows.rs       the rows of the images that the engine keeps
 //! token_positions.rs  the positions of image tokens and of the text behind them
 //! ```
@@ -18,6 +19,7 @@ mod encoder;
 mod image_rows;
 mod patch_positions;
 mod projector;
+mod rows_of_image;
 mod tile_layout;
 mod token_positions;
 mod tower_source;

@@ -21,6 +21,7 @@ pub(crate) struct TowerSource<'a> {
     pub(super) embedding_norm: Option<NormSource<'a>>,
     pub(super) projector: ProjectorSource<'a>,
     pub(super) deep_projectors: Vec<ProjectorSource<'a>>,
+    pub(super) line_end: Option<Tensor<'a>>,
 }
 
 impl<'a> TowerSource<'a> {
@@ -51,7 +52,7 @@ impl<'a> TowerSource<'a> {
         let positions = match encoder.learned_positions {
             Some(positions) => {
                 let module = Module::of_model(positions.module);
-                Some(tensors.matrix(module, positions.num_rows, hidden)?)
+                Some(tensors.position_rows(module, positions.num_rows, hidden)?)
             }
             None => None,
         };
@@ -62,6 +63,10 @@ impl<'a> TowerSource<'a> {
             class_token: class_token.transpose()?,
             projector: projector(&spec.projector, None)?,
             deep_projectors: deep.collect::<Result<_, _>>()?,
+            line_end: match spec.line_end.map(Module::of_model) {
+                Some(name) => Some(tensors.parameter(name, spec.row_width())?),
+                None => None,
+            },
             patch_embedding: patch_embedding(&tensors, spec)?,
             positions,
             position_table: spec.learned_positions,

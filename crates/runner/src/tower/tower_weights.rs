@@ -1,5 +1,7 @@
 //! The weights of a tower, packed.
 
+use half::bf16;
+
 use super::patch_positions::PositionSquare;
 use super::projector::ProjectorWeights;
 use super::tower_source::TowerSource;
@@ -23,6 +25,8 @@ pub(super) struct OuterWeights<D: Device> {
     pub(super) embedding_norm: Option<NormWeights<D>>,
     pub(super) projector: ProjectorWeights<D>,
     pub(super) deep_projectors: Vec<ProjectorWeights<D>>,
+    /// `[row_width]`; empty if lines have no end.
+    pub(super) line_end: Vec<bf16>,
 }
 
 /// Learned positions.
@@ -77,6 +81,10 @@ impl TowerSource<'_> {
             },
             projector,
             deep_projectors,
+            line_end: match self.line_end {
+                Some(line_end) => line_end.to_f32()?.into_iter().map(bf16::from_f32).collect(),
+                None => Vec::new(),
+            },
         };
         self.tensors.store().check()?;
         Ok((Weights::of_layers(layers, head), outer))

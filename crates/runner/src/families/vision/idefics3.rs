@@ -83,6 +83,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         },
         learned_positions: PositionTable::InOrder,
         windows: None,
+        line_end: None,
         class_token: None,
         projector: ProjectorSpec {
             merge_size,

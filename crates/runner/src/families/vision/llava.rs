@@ -1,22 +1,21 @@
-//! LLaVA 1.5: a CLIP encoder of one tile, and two linear layers.
+//! LLaVA 1.5, LLaVA-NeXT (LLaVA 1.6) and LLaVA-OneVision: an encoder of tiles, and two linear layers.
 //!
-//! A class token stands in front of the patches, and a LayerNorm behind the embedding. Rows are made of the patches
-//! behind the layer that `vision_feature_layer` counts, the last but one by default, without a norm.
+//! The encoder is a [CLIP or a SigLIP](super::clip_encoder). Rows are made of the patches behind the layer that
+//! `vision_feature_layer` counts, the last but one by default, and the last one in LLaVA-OneVision, without a norm. LLaVA
+//! 1.5 has one tile. The others have a tile with all of the image, and tiles of the image side by side, whose lines end
+//! with a row of their own.
 //!
-//! Source: modeling_llava.py and modeling_clip.py of transformers; Liu et al., arXiv:2310.03744; Radford et al.,
-//! arXiv:2103.00020.
+//! Source: modeling_llava.py, modeling_llava_next.py and modeling_llava_onevision.py of transformers; Liu et al.,
+//! arXiv:2310.03744; Li et al., arXiv:2408.03326.
 
 use serde_json::{Map, Value, json};
 
 use super::Tower;
-use super::clip_layer::clip_layer;
-use super::patch_grid::PatchGrid;
-use crate::families::dimensions::{Defaults, Dimensions, Keys, Sizes, activation};
-use crate::families::windows::no_windows;
+use super::clip_encoder::{CLIP, Kind, ReadDefaults, ReadEncoder, SIGLIP};
+use crate::families::dimensions::activation;
 use crate::rope::RopeAxes;
 use crate::spec::{
-    FeedForward, InnerProjection, LearnedPositions, ModelModules, ModelSpec, PositionTable,
-    Projection, ProjectorSpec, TileSizes, TowerSpec,
+    InnerProjection, ModelSpec, PositionTable, Projection, ProjectorSpec, TileSizes, TowerSpec,
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -24,94 +23,88 @@ use inflight_device::{Activation, PlainActivation};
 
 pub const LLAVA: Tower = Tower {
     class: "LlavaForConditionalGeneration",
-    describe,
+    describe: |config, model| describe(config, model, &OF_LLAVA),
 };
 
-const DEFAULTS: Defaults = Defaults {
-    // The tokens are patches, of which no embedding has a row.
-    sizes: Some(Sizes::new(1, 768, 3072, 12, 12, 1)),
-    norm_eps: 1e-5,
-    keys: Keys {
-        norm_eps: "layer_norm_eps",
-        ..Keys::LLAMA
+pub const LLAVA_NEXT: Tower = Tower {
+    class: "LlavaNextForConditionalGeneration",
+    describe: |config, model| {
+        let own = Own {
+            line_end: LINE_END,
+            ..OF_LLAVA
+        };
+        describe(config, model, &own)
     },
-    ..Defaults::LLAMA
 };
+
+pub const LLAVA_ONEVISION: Tower = Tower {
+    class: "LlavaOnevisionForConditionalGeneration",
+    describe: |config, model| describe(config, model, &OF_ONEVISION),
+};
+
+/// What distinguishes the models.
+struct Own {
+    /// The encoders, of which the first one is the default.
+    kinds: [&'static Kind; 2],
+    read: ReadDefaults,
+    /// The encoder where config.json has none: `hidden_size`, `intermediate_size`, `num_hidden_layers`,
+    /// `num_attention_heads`, `image_size` and `patch_size`.
+    sizes: [usize; 6],
+    line_end: Option<&'static str>,
+}
+
+const OF_LLAVA: Own = Own {
+    kinds: [&CLIP, &SIGLIP],
+    read: ReadDefaults {
+        feature_layer: -2,
+        strategy: "default",
+    },
+    sizes: [1024, 4096, 24, 16, 336, 14],
+    line_end: None,
+};
+
+const OF_ONEVISION: Own = Own {
+    kinds: [&SIGLIP, &CLIP],
+    read: ReadDefaults {
+        feature_layer: -1,
+        strategy: "full",
+    },
+    sizes: [1152, 4304, 26, 16, 384, 14],
+    line_end: LINE_END,
+};
+
+const LINE_END: Option<&str> = Some("image_newline");
 
 const FIRST: &str = "multi_modal_projector.linear_1";
 const SECOND: &str = "multi_modal_projector.linear_2";
 
-fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError> {
+fn describe(config: &JsonFile, model: &ModelSpec, own: &Own) -> Result<TowerSpec, LoadError> {
     let vision = match config.object("vision_config")? {
         Some(vision) => vision,
-        None => JsonFile::new(config.path(), "vision_config.", default_vision()),
+        None => JsonFile::new(config.path(), "vision_config.", default_vision(own.sizes)),
     };
-    let kind = vision.string("model_type")?.unwrap_or("clip_vision_model");
-    if kind != "clip_vision_model" {
-        return Err(vision.unexpected(
-            "model_type",
-            format_args!("'{kind}'"),
-            "'clip_vision_model': without max_num_image_tokens the model is served for text only",
-        ));
-    }
-    let strategy = config.string("vision_feature_select_strategy")?;
-    if let Some(strategy) = strategy.filter(|&strategy| strategy != "default") {
-        return Err(config.unexpected(
-            "vision_feature_select_strategy",
-            format_args!("'{strategy}'"),
-            "'default': without max_num_image_tokens the model is served for text only",
-        ));
-    }
-    let grid = PatchGrid::read(&vision, [224, 32], ("one patch,", 1))?;
-    let is_quick = vision.string("hidden_act")?.unwrap_or("quick_gelu") == "quick_gelu";
-    let vision = match is_quick {
-        true => vision.with("hidden_act", json!("gelu")),
-        false => vision,
-    };
-    let mut dimensions = Dimensions::from_config(&vision, &DEFAULTS)?;
-    let num_positions = grid.num_patches_per_side.pow(2) + 1;
-    dimensions.max_position_embeddings = num_positions;
-    let mut layer = clip_layer(&mut dimensions);
-    if let FeedForward::Plain { activation, .. } = &mut layer.feed_forward
-        && is_quick
-    {
-        *activation = PlainActivation::QuickGelu;
-    }
-    dimensions.num_layers = num_read_layers(config, dimensions.num_layers)?;
-    let (hidden, row_width) = (dimensions.hidden_size, model.hidden_size);
-    let windows = no_windows(dimensions.num_layers);
+    let of = (model, FIRST);
+    let ReadEncoder {
+        spec,
+        grid,
+        class_token,
+    } = ReadEncoder::describe(config, &vision, own.kinds, &own.read, of)?;
+    let (hidden, row_width) = (spec.hidden_size, model.hidden_size);
     let act = activation(config, "projector_hidden_act")?.unwrap_or(Activation::Gelu);
     let has_bias = config.bool_or("multimodal_projector_bias", true)?;
     let linear =
         |module, num_inputs| Projection::single(module, row_width, num_inputs).with_bias(has_bias);
     Ok(TowerSpec {
-        encoder: ModelSpec {
-            learned_positions: Some(LearnedPositions {
-                module: "vision_tower.embeddings.position_embedding",
-                first_row: 0,
-                padding_id: None,
-                num_rows: num_positions,
-            }),
-            is_bidirectional: true,
-            embedding_norm: Some("vision_tower.pre_layrnorm"),
-            modules: ModelModules {
-                embedding: "vision_tower.embeddings.patch_embedding",
-                layers: "vision_tower.encoder.layers",
-                first_layer: 0,
-                layers_per_module: 1,
-                final_norm: None,
-                output_layer: FIRST,
-            },
-            ..dimensions.model(model.family, layer, windows)
-        },
+        encoder: spec,
         patch: grid.patch,
-        has_patch_bias: false,
+        has_patch_bias: class_token.is_none(),
         tiles: TileSizes::Square {
             num_patches_per_side: grid.num_patches_per_side,
         },
         learned_positions: PositionTable::InOrder,
         windows: None,
-        class_token: Some("vision_tower.embeddings.class_embedding"),
+        line_end: own.line_end,
+        class_token,
         projector: ProjectorSpec {
             merge_size: 1,
             norm: None,
@@ -126,38 +119,17 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
     })
 }
 
-/// The encoder where config.json has none.
-fn default_vision() -> Map<String, Value> {
-    let sizes = [
-        ("hidden_size", 1024),
-        ("intermediate_size", 4096),
-        ("num_hidden_layers", 24),
-        ("num_attention_heads", 16),
-        ("image_size", 336),
-        ("patch_size", 14),
+fn default_vision(sizes: [usize; 6]) -> Map<String, Value> {
+    let keys = [
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "image_size",
+        "patch_size",
     ];
-    let sizes = sizes.into_iter();
+    let sizes = keys.into_iter().zip(sizes);
     sizes
         .map(|(key, size)| (key.to_owned(), json!(size)))
         .collect()
-}
-
-/// The layers in front of the rows that are read. `vision_feature_layer` counts from the embedded patches, or from the
-/// last layer if it is negative.
-fn num_read_layers(config: &JsonFile, num_layers: usize) -> Result<usize, LoadError> {
-    const KEY: &str = "vision_feature_layer";
-    let given = config.get(KEY).cloned().unwrap_or_else(|| json!(-2));
-    let layer = given.as_i64().map(|layer| match layer < 0 {
-        true => num_layers as i64 + 1 + layer,
-        false => layer,
-    });
-    let layer = layer.and_then(|layer| usize::try_from(layer).ok());
-    let layer = layer.filter(|layer| (1..=num_layers).contains(layer));
-    layer.ok_or_else(|| {
-        config.unexpected(
-            KEY,
-            given,
-            format_args!("one layer of {num_layers}: without max_num_image_tokens the model is served for text only"),
-        )
-    })
 }

@@ -1,7 +1,10 @@
 //! Vision towers: one file for each family.
 
+mod clip_encoder;
 mod clip_layer;
+mod feature_layer;
 mod idefics3;
+mod internvl;
 mod llava;
 mod patch_grid;
 mod qwen_vl;
@@ -18,10 +21,13 @@ struct Tower {
     describe: fn(&JsonFile, &ModelSpec) -> Result<TowerSpec, LoadError>,
 }
 
-const TOWERS: [Tower; 9] = [
+const TOWERS: [Tower; 12] = [
     idefics3::IDEFICS3,
     idefics3::SMOL_VLM,
     llava::LLAVA,
+    llava::LLAVA_NEXT,
+    llava::LLAVA_ONEVISION,
+    internvl::INTERN_VL,
     qwen_vl::QWEN2_VL,
     qwen_vl::QWEN2_5_VL,
     qwen_vl::QWEN3_VL,
@@ -29,6 +35,9 @@ const TOWERS: [Tower; 9] = [
     qwen_vl::QWEN3_5,
     qwen_vl::QWEN3_5_MOE,
 ];
+
+/// What a model can do whose tower is not computed.
+const TEXT_ONLY: &str = "without max_num_image_tokens the model is served for text only";
 
 /// Whether the family of a model has a tower.
 pub fn has_tower(model: &ModelSpec) -> bool {

@@ -221,6 +221,7 @@ fn describe(config: &JsonFile, model: &ModelSpec, form: &Form) -> Result<TowerSp
         },
         windows,
         class_token: None,
+        line_end: None,
         projector: projector(None, first, second),
         deep_projectors: deep_projectors.collect(),
         text_axes: text_axes(config, model, form)?,
