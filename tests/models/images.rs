@@ -429,6 +429,172 @@ fn parts_of_llava_that_are_not_computed_are_refused_by_name() {
 }
 
 #[test]
+fn contradictions_in_configs_of_qwen_are_refused_by_name() {
+    let refused = |name: &str, config: Value, expected: &str| {
+        let error = error_with(name, config);
+        assert!(error.contains(expected), "{error}");
+    };
+    let section = |name: &str, section: &str, key: &str, value: Value| {
+        let text = fs::read_to_string(fixture(name).join("config.json")).expect("config.json");
+        let mut config: Value = serde_json::from_str(&text).expect("config.json");
+        config[section][key] = value;
+        json!({section: config[section]})
+    };
+    let of_vision = |name: &str, key: &str, value: Value, expected: &str| {
+        refused(name, section(name, "vision_config", key, value), expected);
+    };
+    let name = "images/qwen3-vl";
+    of_vision(
+        name,
+        "out_hidden_size",
+        json!(64),
+        "vision_config.out_hidden_size: 64 is not 32, the width of the language model",
+    );
+    of_vision(
+        name,
+        "num_heads",
+        json!(6),
+        "vision_config.num_heads: 6 is not such that heads of hidden_size have a multiple of 4",
+    );
+    of_vision(
+        name,
+        "deepstack_visual_indexes",
+        json!([0, 3]),
+        "vision_config.deepstack_visual_indexes: [0,3] is not an ascending list of layers below 3",
+    );
+    of_vision(
+        name,
+        "deepstack_visual_indexes",
+        json!([1, 0]),
+        "is not an ascending list",
+    );
+    of_vision(
+        name,
+        "deepstack_visual_indexes",
+        json!([0, 1, 2]),
+        "model.visual.deepstack_merger_list.2.norm.weight",
+    );
+    of_vision(
+        name,
+        "num_position_embeddings",
+        json!(26),
+        "vision_config.num_position_embeddings: 26 is not a square number",
+    );
+    of_vision(
+        name,
+        "num_position_embeddings",
+        json!(36),
+        "model.visual.pos_embed.weight",
+    );
+    of_vision(
+        name,
+        "spatial_merge_size",
+        json!(3000),
+        "vision_config.spatial_merge_size: 3000",
+    );
+    of_vision(
+        name,
+        "patch_size",
+        json!(16_384),
+        "vision_config.patch_size",
+    );
+    of_vision(
+        "images/qwen2-5-vl",
+        "window_size",
+        json!(7),
+        "vision_config.window_size: 7 is not at least 8, the side of a token",
+    );
+    of_vision(
+        "images/qwen2-vl",
+        "hidden_size",
+        json!(36),
+        "vision_config.hidden_size: 36 is not 32",
+    );
+    let sections = |sections: Value| {
+        let parameters =
+            json!({"rope_type": "default", "rope_theta": 50.0, "mrope_section": sections});
+        section(
+            "images/qwen2-vl",
+            "text_config",
+            "rope_parameters",
+            parameters,
+        )
+    };
+    let expected =
+        "mrope_section: [1,2,2] is not three numbers with the sum 4, the rotated pairs of a head";
+    refused("images/qwen2-vl", sections(json!([1, 2, 2])), expected);
+    let expected = "mrope_section: [2,2] is not three numbers";
+    refused("images/qwen2-vl", sections(json!([2, 2])), expected);
+}
+
+#[test]
+fn images_of_other_sizes_than_a_tower_reads_are_refused() {
+    let name = "images/qwen2-5-vl";
+    let setup = Setup::default();
+    let width = open(name).spec().hidden_size;
+    let image = Expected::read(name).images[0].patches(width);
+    let mut runner = load(name, &setup);
+    let mut refused = |change: fn(&mut ImagePatches), reason: &str| {
+        let mut image = image.clone();
+        change(&mut image);
+        let error = runner.encode_image(&image).expect_err("it is refused");
+        assert!(error.to_string().ends_with(reason), "{error}");
+    };
+    refused(
+        |it| it.tiles[0].rows = 5,
+        "a tile of 5 x 4 patches; Qwen2_5_VLForConditionalGeneration reads tiles of up to 96 patches, with rows and \
+         columns that are multiples of 2",
+    );
+    refused(
+        |it| it.tiles[0].columns = 26,
+        "reads tiles of up to 96 patches, with rows and columns that are multiples of 2",
+    );
+    refused(
+        |it| it.tiles = vec![it.tiles[0]; 2],
+        "an image of 2 tiles; Qwen2_5_VLForConditionalGeneration reads images of one",
+    );
+    refused(
+        |it| it.values.truncate(9),
+        "9 values of an image of 1 tiles, which has 1536",
+    );
+}
+
+/// The positions of tokens follow from the patches.
+#[test]
+fn a_batch_manager_refuses_images_at_other_positions() {
+    let name = "images/qwen3-vl";
+    let request = requests(name).remove(0);
+    let mut manager = manager(
+        name,
+        &json!({"max_num_image_tokens": 9, "max_image_tokens": 24}),
+    );
+    let mut new = new_request(0, &request);
+    let spans = request.images.spans().iter().map(|span| ImageSpan {
+        image: span.image.clone().at_positions(span.num_tokens),
+        ..span.clone()
+    });
+    new.images = PromptImages::new(spans.collect());
+    let error = manager.add(new).expect_err("it is refused").to_string();
+    assert!(error.contains("another number of positions"), "{error}");
+    let mut new = new_request(0, &request);
+    let [first, ..] = request.images.spans() else {
+        panic!("{name} has images");
+    };
+    let part = |first_row: u32, num_tokens: u32| ImageSpan {
+        position: first.position + Tokens(first_row + first_row / 2),
+        first_row: Tokens(first_row),
+        num_tokens: Tokens(num_tokens),
+        ..first.clone()
+    };
+    new.images = PromptImages::new(vec![part(0, 2), part(2, 2)]);
+    let error = manager.add(new).expect_err("it is refused").to_string();
+    assert!(error.contains("are in several spans"), "{error}");
+    manager
+        .add(new_request(0, &request))
+        .expect("the others are read");
+}
+
+#[test]
 fn parts_of_internvl_that_are_not_computed_are_refused_by_name() {
     let refused = |config: Value, expected: &str| {
         let error = error_with("images/internvl", config);
