@@ -649,13 +649,15 @@ fn parts_of_internvl_that_are_not_computed_are_refused_by_name() {
 /// Checkpoints of LLaVA by its authors have another module around the encoder.
 #[test]
 fn a_tower_has_other_names_in_older_checkpoints() {
-    let name = "images/llava";
-    let copy =
-        Copy::of(name).renamed(|name| name.replace("vision_tower.", "vision_tower.vision_model."));
-    let source = ModelSource::open(copy.dir()).expect("the checkpoint opens");
-    let source = source.with_images().expect("it has a tower");
-    let bytes = |source: &ModelSource| source.num_weight_bytes(None).expect("they are there");
-    assert_eq!(bytes(&source), bytes(&open(name)));
+    let names = NAMES.iter().filter(|name| name.contains("llava"));
+    for name in names {
+        let copy = Copy::of(name)
+            .renamed(|name| name.replace("vision_tower.", "vision_tower.vision_model."));
+        let source = ModelSource::open(copy.dir()).expect("the checkpoint opens");
+        let source = source.with_images().expect("it has a tower");
+        let bytes = |source: &ModelSource| source.num_weight_bytes(None).expect("they are there");
+        assert_eq!(bytes(&source), bytes(&open(name)), "{name}");
+    }
 }
 
 /// The memory estimate of a model counts its tower.

@@ -151,3 +151,25 @@ pub fn is_first_dropped(strategy: &str, fields: &Fields) -> Result<bool, LoadErr
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The sizes and pictures of tests/fixtures/images/llava-next.
+    #[test]
+    fn padding_is_not_kept() {
+        let resolution = AnyResolution {
+            filter: Filter::Bicubic,
+            side: 8,
+            grids: vec![(1, 2), (2, 1), (2, 2)],
+        };
+        let picture = |size| {
+            let Picture { tiles, kept, .. } = resolution.picture(size, 2);
+            (tiles, kept)
+        };
+        assert_eq!(picture((8, 16)), ((1, 2), (2, 4)));
+        assert_eq!(picture((10, 19)), ((2, 2), (2, 4)));
+        assert_eq!(picture((19, 10)), ((2, 2), (4, 2)));
+    }
+}

@@ -143,3 +143,36 @@ impl Tiling for LlavaOnevision {
         Ok(vec![resize(&squared, square, self.resolution.filter)])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The sizes and pictures of tests/fixtures/images/llava-onevision.
+    #[test]
+    fn pictures_above_the_bound_are_resampled() {
+        let processor = LlavaOnevision {
+            resolution: AnyResolution {
+                filter: Filter::Bicubic,
+                side: 8,
+                grids: vec![(1, 1), (1, 2), (2, 2), (2, 3)],
+            },
+            side_in_patches: 2,
+            max_tiles: 3,
+            is_first_dropped: false,
+            padding: [0; NUM_CHANNELS],
+        };
+        let picture = |tiles, kept, resampled| {
+            RowLayout::Picture(Picture {
+                tiles,
+                kept,
+                resampled,
+            })
+        };
+        let small = picture((1, 2), (2, 4), (2, 4));
+        assert_eq!(processor.row_layout((8, 16), 1), small);
+        let large = picture((2, 3), (4, 4), (3, 3));
+        assert_eq!(processor.row_layout((16, 17), 1), large);
+        assert_eq!(processor.row_layout((16, 17), 2), RowLayout::Line);
+    }
+}

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use inflight_images::{ImageLimits, ImageProcessor, Pixels, PromptPiece};
+use inflight_images::{ImageLimits, ImageProcessor, Pixels, PromptPiece, RowLayout};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -67,6 +67,12 @@ fn images_become_what_transformers_makes_of_them() {
             processed.prompt.num_image_tokens(),
             "{name}"
         );
+        if let RowLayout::Picture(picture) = patches.row_layout {
+            let num_tiles = picture.tiles.0 * picture.tiles.1 + 1;
+            assert_eq!(num_tiles, tiles.len(), "{name}");
+            let num_rows = tiles[0].0 * tiles[0].1 + picture.num_rows();
+            assert_eq!(num_rows, patches.num_tokens, "{name}");
+        }
         assert_eq!(patches.values.len(), case.num_values, "{name}");
         for &(place, value) in &case.values {
             assert_eq!(patches.values[place], value, "{name} at {place}");
