@@ -47,6 +47,9 @@ pub struct StepInputs<'a> {
     pub second_texts: &'a [Range<u32>],
     /// The tokens whose embeddings are rows of images, in order. Only on devices that [pool](super::Device::STATES).
     pub images: &'a [ImageRows<'a>],
+    /// Runs of tokens that see each other, see [`KvBatch::with_mutual`](super::KvBatch::with_mutual). Only on devices
+    /// that pool.
+    pub mutual: &'a [Range<u32>],
     /// Whether [`Ops::context_logits`](super::Ops::context_logits) is called in this step.
     pub has_context_logits: bool,
 }

@@ -337,6 +337,7 @@ impl StepLayout {
             second_texts: &self.second_texts,
             // The runner has them.
             images: &[],
+            mutual: &[],
             has_context_logits: !self.contexts.is_empty(),
         }
     }
