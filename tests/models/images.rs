@@ -102,15 +102,20 @@ fn image_request(
     }
 }
 
-/// Room for all images.
-fn setup() -> Setup {
+/// Room for all images of a model.
+fn setup(name: &str) -> Setup {
     Setup {
         max_seq_len: 128,
-        images: Some(ImageLimits {
-            max_num_tokens: Tokens(1000),
-            max_cached_tokens: Tokens(1000),
-        }),
+        images: Some(limits(name, 1000, 1000)),
         ..Setup::default()
+    }
+}
+
+fn limits(name: &str, max_num_tokens: u32, max_cached_tokens: u32) -> ImageLimits {
+    ImageLimits {
+        max_num_tokens: Tokens(max_num_tokens),
+        max_cached_tokens: Tokens(max_cached_tokens),
+        has_whole_images: open(name).spec().has_whole_images,
     }
 }
 
@@ -335,13 +340,13 @@ fn prompts_with_images_agree_with_transformers() {
         for simd in simds() {
             let setup = Setup {
                 simd: Some(simd),
-                ..setup()
+                ..setup(name)
             };
             prompts_agree(name, &mut setup.load(name), &setup);
         }
         let options = ReferenceOptions::default();
-        let mut reference = setup().load_on::<Reference>(&fixture(name), &options);
-        prompts_agree(name, &mut reference, &setup());
+        let mut reference = setup(name).load_on::<Reference>(&fixture(name), &options);
+        prompts_agree(name, &mut reference, &setup(name));
     }
 }
 
@@ -385,17 +390,11 @@ fn requests(name: &str) -> Vec<Request> {
 /// Whatever else is in the batch, however contexts are cut, paused and reused, and whenever images are encoded.
 #[test]
 fn schedules_change_no_bit_of_answers_about_images() {
-    let limits = |max_num_tokens, max_cached_tokens| {
-        Some(ImageLimits {
-            max_num_tokens: Tokens(max_num_tokens),
-            max_cached_tokens: Tokens(max_cached_tokens),
-        })
-    };
     for name in NAMES {
         let requests = requests(name);
         let alone: Vec<Served> = requests
             .iter()
-            .map(|request| serve_alone(&mut setup().load(name), &setup(), request))
+            .map(|request| serve_alone(&mut setup(name).load(name), &setup(name), request))
             .collect();
         let sizes = requests[0].images.spans().iter();
         let sizes: Vec<_> = sizes.map(|span| span.image.num_tokens().0).collect();
@@ -408,9 +407,9 @@ fn schedules_change_no_bit_of_answers_about_images() {
             block_size: 4,
             num_blocks: 256,
             // One image at a time.
-            images: limits(sizes[0], sizes[1]),
+            images: Some(limits(name, sizes[0], sizes[1])),
             num_threads: 2,
-            ..setup()
+            ..setup(name)
         };
         let reuse = Setup {
             reuse: BlockReuse::PartialBlocks,
@@ -423,7 +422,7 @@ fn schedules_change_no_bit_of_answers_about_images() {
             ..chunks.clone()
         };
         let setups = [
-            ("batch", setup()),
+            ("batch", setup(name)),
             ("chunks", chunks),
             ("reuse", reuse),
             ("pauses", pauses),
@@ -456,7 +455,8 @@ fn manager(name: &str, more: &Value) -> BatchManager {
 fn a_batch_manager_answers_about_images() {
     for name in NAMES {
         let requests = requests(name);
-        let alone = |request| serve_alone(&mut setup().load(name), &setup(), request).tokens;
+        let alone =
+            |request| serve_alone(&mut setup(name).load(name), &setup(name), request).tokens;
         let alone: Vec<_> = requests.iter().map(alone).collect();
         for overlaps in [false, true] {
             let mut manager = manager(
