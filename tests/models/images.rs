@@ -25,7 +25,12 @@ use crate::support::{
 };
 use crate::transformers::Prompt;
 
-const NAMES: [&str; 3] = ["images/smolvlm", "images/idefics3", "images/llava"];
+const NAMES: [&str; 4] = [
+    "images/smolvlm",
+    "images/idefics3",
+    "images/llava",
+    "images/gemma3",
+];
 const IMAGE_TOKEN: TokenId = 7;
 
 /// The results of transformers for a fixture.
@@ -290,6 +295,22 @@ fn parts_of_llava_that_are_not_computed_are_refused_by_name() {
     );
 }
 
+#[test]
+fn squares_of_patches_that_make_no_tokens_are_refused_by_name() {
+    for (num_tokens, expected) in [
+        (8, "mm_tokens_per_image: 8 is not the square of a number"),
+        (
+            16,
+            "16 is not the square of a number that divides the 6 patches",
+        ),
+    ] {
+        let copy = Copy::of("images/gemma3").config(json!({"mm_tokens_per_image": num_tokens}));
+        let source = ModelSource::open(copy.dir()).expect("the language model is whole");
+        let error = source.with_images().err().expect("it is refused");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
+
 /// Checkpoints of LLaVA by its authors have another module around the encoder.
 #[test]
 fn a_tower_has_other_names_in_older_checkpoints() {
@@ -439,6 +460,33 @@ fn schedules_change_no_bit_of_answers_about_images() {
                 _ => happened.num_pauses > 0,
             });
         }
+    }
+}
+
+/// Of a model whose image tokens see each other, where blocks outside of windows are given back.
+#[test]
+fn windows_change_no_bit_of_answers_about_images() {
+    let name = "images/gemma3";
+    let requests = requests(name);
+    let alone = |request| serve_alone(&mut setup(name).load(name), &setup(name), request);
+    let alone: Vec<Served> = requests.iter().map(alone).collect();
+    for reuse in [BlockReuse::WholeBlocks, BlockReuse::PartialBlocks] {
+        let setup = Setup {
+            enable_chunked_context: true,
+            max_num_tokens: 14,
+            block_size: 4,
+            num_blocks: 256,
+            groups_of: Some(name),
+            reuse,
+            ..setup(name)
+        };
+        let (served, happened) = serve(&mut setup.load(name), &setup, &requests);
+        println!("{reuse:?}: {happened:?}");
+        assert_eq!(served, alone, "{reuse:?}");
+        assert!(
+            happened.num_reused > 20 && happened.num_chunks > 10,
+            "{happened:?}"
+        );
     }
 }
 

@@ -711,9 +711,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             states,
             awaited,
         } = &mut calls[*next_call];
-        let images = images.as_ref().map(|images| images.rows_of(plan));
+        let images = images.as_ref();
+        let images = images.map(|images| (images.rows_of(plan), images.mutual_runs(plan)));
+        let (images, mutual) = images.unwrap_or_default();
         let inputs = StepInputs {
-            images: images.as_deref().unwrap_or_default(),
+            images: &images,
+            mutual: &mutual,
             ..layout.inputs(plan)
         };
         let contexts = layout.contexts();
@@ -793,7 +796,7 @@ fn kept_images<D: Device>(
         ));
     }
     let encoder = ImageEncoder::new(tower, weights, limits, options)?;
-    Ok(Some(Box::new(KeptImages::new(encoder))))
+    Ok(Some(Box::new(KeptImages::new(encoder, source.spec()))))
 }
 
 /// The pooler of a pooling model.

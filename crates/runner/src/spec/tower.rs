@@ -1,6 +1,6 @@
 //! The vision tower of a model with images.
 
-use super::{ModelSpec, Module, Projection};
+use super::{ModelSpec, Module, NormSpec, Projection};
 use inflight_device::PlainActivation;
 
 /// A tower: from the patches of an image to rows of the residual stream of the language model, as data.
@@ -37,11 +37,16 @@ pub struct PatchShape {
     pub num_pixels_per_side: usize,
 }
 
-/// How encoded patches become rows: squares of neighbours are joined, and projected by one layer or two.
+/// How encoded patches become rows: squares of neighbours are joined, perhaps normalised, and projected by one layer or
+/// two.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProjectorSpec {
     /// Patches of each side of a square. Its patches are joined row by row.
     pub merge_size: usize,
+    /// Whether the patches of a square are joined by their mean, `[hidden_size]`.
+    pub has_means: bool,
+    /// The norm of joined patches: its module, as wide as these.
+    pub norm: Option<(&'static str, NormSpec)>,
     /// The layer in front of the last one, if there are two.
     pub inner: Option<InnerProjection>,
     /// The last layer, `[hidden_size of the language model, num_inputs]`. It reads the inner layer, or joined patches.
@@ -78,9 +83,12 @@ impl TowerSpec {
         (self.num_patches_per_side / self.projector.merge_size).pow(2)
     }
 
-    /// Values of the patches that become a row.
+    /// Values of joined patches, which become a row.
     pub const fn merged_width(&self) -> usize {
-        self.projector.merge_size.pow(2) * self.encoder.hidden_size
+        match self.projector.has_means {
+            true => self.encoder.hidden_size,
+            false => self.projector.merge_size.pow(2) * self.encoder.hidden_size,
+        }
     }
 
     /// The width of a row.

@@ -9,6 +9,7 @@ use crate::decoder::Decoder;
 use crate::draft_model::limits_of_draft_model;
 use crate::layer_attention::kv_layouts;
 use crate::limits::RunnerLimits;
+use crate::residual::norm_of;
 use crate::spec::TowerSpec;
 use inflight_base::{BlockId, Blocks, LoadError, StepError, Tokens};
 use inflight_device::{
@@ -33,7 +34,7 @@ pub(crate) struct ImageEncoder<D: Device> {
 struct Buffers<D: Device> {
     /// `[num_encoded, patch_len]`, with zeros in place of the class token.
     patches: (D::Sums, D::Inputs),
-    /// `[num_tokens, merge_size^2 * hidden_size]`.
+    /// Joined patches, `[num_tokens, merged_width]`.
     merged: (D::Sums, D::Inputs),
     /// `[num_tokens, num_inputs of the projector]`, if the projector has two layers.
     inner: Option<D::Inputs>,
@@ -196,7 +197,11 @@ impl<D: Device> ImageEncoder<D> {
         let num_tokens = spec.num_tokens();
         let (sums, read) = &mut buffers.merged;
         ops.write_sums(device, &spec.merge(encoded), sums);
-        device.norm(num_tokens, sums, Norm::Identity, read);
+        let norm = match (&spec.projector.norm, &weights.projector_norm) {
+            (Some((_, norm)), weights) => norm_of(norm, weights.as_ref()),
+            _ => Norm::Identity,
+        };
+        device.norm(num_tokens, sums, norm, read);
         let read = match (&weights.inner, &mut buffers.inner) {
             (Some((linear, activation)), Some(inner)) => {
                 device.project_activated(num_tokens, read, linear, *activation, None, inner);
@@ -236,11 +241,11 @@ impl TowerSpec {
             + size_of::<bf16>() * self.num_tokens() * inner
     }
 
-    /// Joins the squares of patches of a tile, `[num_patches, hidden_size]`.
+    /// Joins the squares of patches of a tile, `[num_patches, hidden_size]`, which may be by their means.
     ///
     /// ```text
-    /// merge_size 2, patches of a tile      a b c d      rows   a b e f
-    ///                                      e f g h             c d g h
+    /// merge_size 2, patches of a tile      a b c d      rows   a b e f      or   (a + b + e + f) / 4
+    ///                                      e f g h             c d g h           (c + d + g + h) / 4
     /// ```
     fn merge(&self, encoded: &[f32]) -> Vec<f32> {
         let (side, merged) = (self.num_patches_per_side, self.projector.merge_size);
@@ -254,7 +259,10 @@ impl TowerSpec {
                 }
             }
         }
-        rows
+        match self.projector.has_means {
+            true => means(&rows, merged.pow(2), width),
+            false => rows,
+        }
     }
 
     /// Refuses an image that the tower does not read.
@@ -287,6 +295,19 @@ impl TowerSpec {
             )),
         }
     }
+}
+
+/// The mean of each `num` consecutive rows, `[rows / num, width]`.
+fn means(rows: &[f32], num: usize, width: usize) -> Vec<f32> {
+    let mut means = Vec::with_capacity(rows.len() / num);
+    for square in rows.chunks_exact(num * width) {
+        let mean = |column: usize| {
+            let values = square[column..].iter().step_by(width);
+            values.sum::<f32>() / num as f32
+        };
+        means.extend((0..width).map(mean));
+    }
+    means
 }
 
 /// The limits of a tower, which computes one tile at a time.

@@ -1,8 +1,11 @@
 //! The rows of images that the engine keeps.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::encoder::ImageEncoder;
+use crate::spec::ModelSpec;
 use inflight_base::StepError;
 use inflight_device::{Device, ImageRows};
 use inflight_engine::{ImageMove, StepPlan};
@@ -11,15 +14,18 @@ use inflight_images::ImagePatches;
 /// The tower of a model, and the rows of the images that it has encoded and that are kept.
 pub(crate) struct KeptImages<D: Device> {
     encoder: ImageEncoder<D>,
+    /// Whether the tokens of an image see each other.
+    has_whole_images: bool,
     /// By slot, `[num_tokens, row_width]`.
     rows: Vec<Option<Vec<bf16>>>,
 }
 
 impl<D: Device> KeptImages<D> {
-    /// Keeps nothing yet.
-    pub(crate) fn new(encoder: ImageEncoder<D>) -> Self {
+    /// Keeps nothing yet, for this model.
+    pub(crate) fn new(encoder: ImageEncoder<D>, model: &ModelSpec) -> Self {
         Self {
             encoder,
+            has_whole_images: model.has_whole_images,
             rows: Vec::new(),
         }
     }
@@ -69,5 +75,13 @@ impl<D: Device> KeptImages<D> {
             }
         });
         images.collect()
+    }
+
+    /// The tokens of a model call that see each other: of each image, all.
+    pub(crate) fn mutual_runs(&self, plan: &StepPlan<'_>) -> Vec<Range<u32>> {
+        match self.has_whole_images {
+            true => plan.image_rows.iter().map(|it| it.tokens.clone()).collect(),
+            false => Vec::new(),
+        }
     }
 }

@@ -17,6 +17,7 @@ pub(crate) struct TowerSource<'a> {
     pub(super) positions: Option<Matrix<'a>>,
     pub(super) class_token: Option<Tensor<'a>>,
     pub(super) embedding_norm: Option<NormSource<'a>>,
+    pub(super) projector_norm: Option<NormSource<'a>>,
     pub(super) inner: Option<(ProjectionSource<'a>, PlainActivation)>,
     pub(super) projector: ProjectionSource<'a>,
 }
@@ -41,6 +42,10 @@ impl<'a> TowerSource<'a> {
         let embedding_norm = encoder.embedding_norm.map(norm).transpose()?;
         let class_token = spec.class_token.map(Module::of_model);
         let class_token = class_token.map(|name| tensors.parameter(name, hidden));
+        let projector_norm = spec.projector.norm.as_ref().map(|(name, norm)| {
+            let module = Module::of_model(name);
+            NormSource::find(&tensors, norm, module, spec.merged_width())
+        });
         let inner = match &spec.projector.inner {
             Some(inner) => {
                 let projection = ProjectionSource::find(&tensors, None, &inner.projection)?;
@@ -60,6 +65,7 @@ impl<'a> TowerSource<'a> {
             final_norm,
             embedding_norm,
             class_token: class_token.transpose()?,
+            projector_norm: projector_norm.transpose()?,
             inner,
             patch_embedding: patch_embedding(&tensors, spec)?,
             positions,

@@ -2,7 +2,7 @@
 
 use super::tower_source::TowerSource;
 use crate::embedding_rows::load_embedding;
-use crate::linear_weights::NormWeights;
+use crate::linear_weights::{NormSource, NormWeights};
 use crate::packer::Packer;
 use crate::weights::{Head, Layer, Weights};
 use inflight_base::LoadError;
@@ -19,7 +19,9 @@ pub(super) struct OuterWeights<D: Device> {
     pub(super) positions: Option<D::Embedding>,
     /// Behind the sum of both.
     pub(super) embedding_norm: Option<NormWeights<D>>,
-    /// `[num_inputs of the projector, merge_size^2 * hidden_size]`.
+    /// Of joined patches.
+    pub(super) projector_norm: Option<NormWeights<D>>,
+    /// `[num_inputs of the projector, width of joined patches]`.
     pub(super) inner: Option<(Linear<D>, InnerActivation)>,
     /// `[row_width, num_inputs]`.
     pub(super) projector: Linear<D>,
@@ -46,10 +48,12 @@ impl TowerSource<'_> {
             lm_head: None,
         };
         let patch_embedding = self.patch_embedding.load(&mut packer)?;
-        let embedding_norm = match &self.embedding_norm {
-            Some(norm) => Some(norm.load(&mut packer)?),
-            None => None,
+        let mut norm = |norm: &Option<NormSource<'_>>| match norm {
+            Some(norm) => norm.load(&mut packer).map(Some),
+            None => Ok(None),
         };
+        let embedding_norm = norm(&self.embedding_norm)?;
+        let projector_norm = norm(&self.projector_norm)?;
         let inner = match self.inner {
             Some((projection, activation)) => {
                 let activation = InnerActivation::Plain(activation);
@@ -62,6 +66,7 @@ impl TowerSource<'_> {
             patch_embedding,
             class_token: self.class_token.map(Tensor::to_f32).transpose()?,
             embedding_norm,
+            projector_norm,
             inner,
             positions: match &self.positions {
                 Some(rows) => Some(load_embedding(device, rows)?),

@@ -109,6 +109,8 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         class_token: Some("vision_tower.embeddings.class_embedding"),
         projector: ProjectorSpec {
             merge_size: 1,
+            has_means: false,
+            norm: None,
             inner: Some(InnerProjection {
                 projection: linear(FIRST, hidden),
                 activation: PlainActivation::Of(act),

@@ -1,6 +1,7 @@
 //! Vision towers: one file for each family.
 
 mod clip_layer;
+mod gemma3;
 mod idefics3;
 mod llava;
 mod patch_grid;
@@ -17,7 +18,12 @@ struct Tower {
     describe: fn(&JsonFile, &ModelSpec) -> Result<TowerSpec, LoadError>,
 }
 
-const TOWERS: [Tower; 3] = [idefics3::IDEFICS3, idefics3::SMOL_VLM, llava::LLAVA];
+const TOWERS: [Tower; 4] = [
+    idefics3::IDEFICS3,
+    idefics3::SMOL_VLM,
+    llava::LLAVA,
+    gemma3::GEMMA3,
+];
 
 /// Whether the family of a model has a tower.
 pub fn has_tower(model: &ModelSpec) -> bool {
