@@ -25,7 +25,7 @@ use crate::support::{
 };
 use crate::transformers::Prompt;
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "images/smolvlm",
     "images/idefics3",
     "images/llava",
@@ -38,6 +38,7 @@ const NAMES: [&str; 12] = [
     "images/qwen2-5-vl",
     "images/qwen3-vl",
     "images/qwen3-5-vl",
+    "images/gemma3",
 ];
 const IMAGE_TOKEN: TokenId = 7;
 
@@ -145,15 +146,20 @@ fn image_request(
     }
 }
 
-/// Room for all images.
-fn setup() -> Setup {
+/// Room for all images of a model.
+fn setup(name: &str) -> Setup {
     Setup {
         max_seq_len: 128,
-        images: Some(ImageLimits {
-            max_num_tokens: Tokens(1000),
-            max_cached_tokens: Tokens(1000),
-        }),
+        images: Some(limits(name, 1000, 1000)),
         ..Setup::default()
+    }
+}
+
+fn limits(name: &str, max_num_tokens: u32, max_cached_tokens: u32) -> ImageLimits {
+    ImageLimits {
+        max_num_tokens: Tokens(max_num_tokens),
+        max_cached_tokens: Tokens(max_cached_tokens),
+        has_whole_images: open(name).spec().has_whole_images,
     }
 }
 
@@ -646,6 +652,22 @@ fn parts_of_internvl_that_are_not_computed_are_refused_by_name() {
     );
 }
 
+#[test]
+fn squares_of_patches_that_make_no_tokens_are_refused_by_name() {
+    for (num_tokens, expected) in [
+        (8, "mm_tokens_per_image: 8 is not the square of a number"),
+        (
+            16,
+            "16 is not the square of a number that divides the 6 patches",
+        ),
+    ] {
+        let copy = Copy::of("images/gemma3").config(json!({"mm_tokens_per_image": num_tokens}));
+        let source = ModelSource::open(copy.dir()).expect("the language model is whole");
+        let error = source.with_images().err().expect("it is refused");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
+
 /// Checkpoints of LLaVA by its authors have another module around the encoder.
 #[test]
 fn a_tower_has_other_names_in_older_checkpoints() {
@@ -698,13 +720,13 @@ fn prompts_with_images_agree_with_transformers() {
         for simd in simds() {
             let setup = Setup {
                 simd: Some(simd),
-                ..setup()
+                ..setup(name)
             };
             prompts_agree(name, &mut setup.load(name), &setup);
         }
         let options = ReferenceOptions::default();
-        let mut reference = setup().load_on::<Reference>(&fixture(name), &options);
-        prompts_agree(name, &mut reference, &setup());
+        let mut reference = setup(name).load_on::<Reference>(&fixture(name), &options);
+        prompts_agree(name, &mut reference, &setup(name));
     }
 }
 
@@ -748,17 +770,11 @@ fn requests(name: &str) -> Vec<Request> {
 /// Whatever else is in the batch, however contexts are cut, paused and reused, and whenever images are encoded.
 #[test]
 fn schedules_change_no_bit_of_answers_about_images() {
-    let limits = |max_num_tokens, max_cached_tokens| {
-        Some(ImageLimits {
-            max_num_tokens: Tokens(max_num_tokens),
-            max_cached_tokens: Tokens(max_cached_tokens),
-        })
-    };
     for name in NAMES {
         let requests = requests(name);
         let alone: Vec<Served> = requests
             .iter()
-            .map(|request| serve_alone(&mut setup().load(name), &setup(), request))
+            .map(|request| serve_alone(&mut setup(name).load(name), &setup(name), request))
             .collect();
         let sizes = requests[0].images.spans().iter();
         let sizes: Vec<_> = sizes.map(|span| span.image.num_tokens().0).collect();
@@ -771,9 +787,9 @@ fn schedules_change_no_bit_of_answers_about_images() {
             block_size: 4,
             num_blocks: 256,
             // One image at a time.
-            images: limits(sizes[0], sizes[1]),
+            images: Some(limits(name, sizes[0], sizes[1])),
             num_threads: 2,
-            ..setup()
+            ..setup(name)
         };
         let has_states = open(name).spec().recurrence().is_some();
         let reuse = Setup {
@@ -792,7 +808,7 @@ fn schedules_change_no_bit_of_answers_about_images() {
             ..chunks.clone()
         };
         let setups = [
-            ("batch", setup()),
+            ("batch", setup(name)),
             ("chunks", chunks),
             ("reuse", reuse),
             ("pauses", pauses),
@@ -812,6 +828,33 @@ fn schedules_change_no_bit_of_answers_about_images() {
     }
 }
 
+/// Of a model whose image tokens see each other, where blocks outside of windows are given back.
+#[test]
+fn windows_change_no_bit_of_answers_about_images() {
+    let name = "images/gemma3";
+    let requests = requests(name);
+    let alone = |request| serve_alone(&mut setup(name).load(name), &setup(name), request);
+    let alone: Vec<Served> = requests.iter().map(alone).collect();
+    for reuse in [BlockReuse::WholeBlocks, BlockReuse::PartialBlocks] {
+        let setup = Setup {
+            enable_chunked_context: true,
+            max_num_tokens: 14,
+            block_size: 4,
+            num_blocks: 256,
+            groups_of: Some(name),
+            reuse,
+            ..setup(name)
+        };
+        let (served, happened) = serve(&mut setup.load(name), &setup, &requests);
+        println!("{reuse:?}: {happened:?}");
+        assert_eq!(served, alone, "{reuse:?}");
+        assert!(
+            happened.num_reused > 20 && happened.num_chunks > 10,
+            "{happened:?}"
+        );
+    }
+}
+
 /// A batch manager of a fixture, with these further options.
 fn manager(name: &str, more: &Value) -> BatchManager {
     let mut options = json!({"gpt_model_path": fixture(name), "num_threads": 1});
@@ -825,7 +868,8 @@ fn manager(name: &str, more: &Value) -> BatchManager {
 fn a_batch_manager_answers_about_images() {
     for name in NAMES {
         let requests = requests(name);
-        let alone = |request| serve_alone(&mut setup().load(name), &setup(), request).tokens;
+        let alone =
+            |request| serve_alone(&mut setup(name).load(name), &setup(name), request).tokens;
         let alone: Vec<_> = requests.iter().map(alone).collect();
         for overlaps in [false, true] {
             let mut manager = manager(

@@ -27,7 +27,7 @@ PROCESSOR = {
     "temporal_patch_size": 2,
     "size": {"shortest_edge": 4 * SIDE**2, "longest_edge": 100 * SIDE**2},
 }
-LIMITS = {"max_seq_len": 200, "max_image_tokens": 40, "max_num_tokens": 16, "tokens_per_block": 4}
+LIMITS = {"max_seq_len": 200, "max_image_tokens": 40, "max_num_tokens": 16, "max_num_requests": 8, "tokens_per_block": 4}
 # Few rows of images are kept, sequences are paused, and an image is cut into chunks.
 TIGHT = {
     **LIMITS,

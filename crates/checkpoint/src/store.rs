@@ -70,7 +70,12 @@ impl<'a> Store<'a> {
     ) -> Result<Matrix<'a>, LoadError> {
         match (self.files, &self.quantisation) {
             (WeightFiles::Safetensors(tensors), None) => {
-                let weight = tensors.get(&format!("{module}.weight"), &[inputs, outputs])?;
+                // The projection of Gemma 3 is a parameter, whose name has no end.
+                let name = match self.has(module) {
+                    true => module,
+                    false => &format!("{module}.weight"),
+                };
+                let weight = tensors.get(name, &[inputs, outputs])?;
                 Ok(Matrix::Transposed(Transposed::new(weight.to_float()?)))
             }
             (WeightFiles::Safetensors(tensors), Some(_)) => Err(tensors.error(

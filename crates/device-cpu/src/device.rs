@@ -223,7 +223,9 @@ impl StepIo for Cpu {
 
     fn begin_step<'a>(&mut self, cache: &KvCache, inputs: StepInputs<'a>) -> CpuStep<'a> {
         CpuStep {
-            batch: cache.batch(inputs.spans, inputs.block_tables),
+            batch: cache
+                .batch(inputs.spans, inputs.block_tables)
+                .with_mutual(inputs.mutual),
             token_ids: inputs.token_ids,
             positions: inputs.positions,
             state_slots: inputs.state_slots,

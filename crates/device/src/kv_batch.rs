@@ -26,6 +26,8 @@ pub struct KvSpan {
 #[derive(Clone, Copy)]
 pub struct KvBatch<'a> {
     spans: &'a [KvSpan],
+    /// Runs of tokens that see each other, in order.
+    mutual: &'a [Range<u32>],
     block_tables: &'a [BlockId],
     num_groups: usize,
     num_tokens: usize,
@@ -75,6 +77,7 @@ impl<'a> KvBatch<'a> {
         }
         Self {
             spans,
+            mutual: &[],
             block_tables,
             num_groups,
             num_tokens: num_tokens as usize,
@@ -83,16 +86,61 @@ impl<'a> KvBatch<'a> {
         }
     }
 
+    /// This batch, in which each token of these runs also sees the tokens behind it in its run. In front of it, the
+    /// token sees what [`AttentionParams`](super::AttentionParams) say.
+    ///
+    /// ```text
+    /// run 3..7, window 2    0  1  2 |3  4  5  6| 7  8
+    /// seen by 4                      ^  *  ^  ^
+    /// seen by 7                               ^  *
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the runs are not in order, or if one is not within the tokens of a span.
+    #[must_use]
+    pub fn with_mutual(self, mutual: &'a [Range<u32>]) -> Self {
+        let mut end = 0;
+        for run in mutual {
+            let place = self.spans.partition_point(|it| it.tokens.end <= run.start);
+            let span = self.spans.get(place);
+            assert!(
+                end <= run.start
+                    && run.start < run.end
+                    && span.is_some_and(|it| run.end <= it.tokens.end),
+                "tokens {run:?} behind token {end} are of {span:?}"
+            );
+            end = run.end;
+        }
+        Self { mutual, ..self }
+    }
+
+    /// How many tokens behind it a token sees: the others of its run.
+    pub fn num_seen_ahead(&self, token: usize) -> usize {
+        let runs = self.mutual;
+        let place = runs.partition_point(|run| run.end as usize <= token);
+        match runs.get(place) {
+            Some(run) if run.start as usize <= token => run.end as usize - 1 - token,
+            _ => 0,
+        }
+    }
+
+    /// Whether there are tokens that see each other.
+    pub fn has_mutual(&self) -> bool {
+        !self.mutual.is_empty()
+    }
+
     /// Other spans of the same block tables, checked against the same pool.
     ///
     /// # Panics
     ///
-    /// As [`KvBatch::new`].
+    /// As [`KvBatch::new`], or if there are [runs](Self::with_mutual) of tokens that see each other.
     #[must_use]
     pub fn with_spans<'s>(&self, spans: &'s [KvSpan]) -> KvBatch<'s>
     where
         'a: 's,
     {
+        assert!(!self.has_mutual(), "their tokens are in other places");
         KvBatch::new(
             spans,
             self.block_tables,

@@ -53,6 +53,9 @@ pub struct StepInputs<'a> {
     /// The positions of each token for [angles with axes](super::RopeTable::with_axes); empty: its position in the
     /// sequence on all axes. Only on devices that [pool](super::Device::STATES).
     pub positions: &'a [AxisPositions],
+    /// Runs of tokens that see each other, see [`KvBatch::with_mutual`](super::KvBatch::with_mutual). Only on devices
+    /// that pool.
+    pub mutual: &'a [Range<u32>],
     /// Whether [`Ops::context_logits`](super::Ops::context_logits) is called in this step.
     pub has_context_logits: bool,
 }

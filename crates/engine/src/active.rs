@@ -271,6 +271,14 @@ impl ActiveSequences {
             .take_within(of_prompt, chunk, is_whole)
     }
 
+    /// The images of an entry of the queue.
+    pub(super) fn images_of_queued(&self, entry: QueueEntry) -> &PromptImages {
+        match entry {
+            QueueEntry::Paused(slot) => self.table[slot].tokens().images(),
+            QueueEntry::Waiting(arrival) => &self.queue.waiting(arrival).images,
+        }
+    }
+
     /// [`ActiveSequences::take_images`] for an entry of the queue.
     pub(super) fn take_images_of_queued(
         &mut self,

@@ -2,7 +2,8 @@
 //!
 //! Generation comes first, one token per sequence or beam, so that no stream stalls. Then come contexts, in order, and
 //! finally drafts. A context that does not fit is cut where a block ends, by the chunk policy; where all beams of a
-//! sequence are computed again after a pause, anywhere:
+//! sequence are computed again after a pause, anywhere. A block that ends within an image of which a step computes all
+//! tokens is cut in front of the image, or behind it:
 //!
 //! ```text
 //! max_num_tokens = 12, blocks of 4, one sequence generating, contexts of 5 and 9
@@ -15,7 +16,7 @@
 
 use std::ops::Range;
 
-use crate::{ContextChunkPolicy, EngineConfig};
+use crate::{ContextChunkPolicy, EngineConfig, PromptImages};
 use inflight_base::{BlockSize, SeqSlot, Tokens};
 
 /// The tokens of a step that are left.
@@ -73,10 +74,13 @@ impl ContextChunk {
         self.start..self.start + self.len
     }
 
-    /// Ends it at `end` or, if that leaves anything, where a block ends before that.
-    pub(super) fn cut_at(&mut self, end: Tokens, unit: BlockSize) {
+    /// Ends it at `end` or, if that leaves anything and cuts none of its `images`, where a block ends before that.
+    pub(super) fn cut_at(&mut self, end: Tokens, unit: BlockSize, images: &PromptImages) {
         let aligned = end.floor_to_block(unit);
-        let end = if aligned > self.start { aligned } else { end };
+        let end = match aligned > self.start && images.cut_at(aligned).is_none() {
+            true => aligned,
+            false => end,
+        };
         self.len = self.len.min(end - self.start);
     }
 
@@ -130,16 +134,19 @@ impl TokenBudget {
         start: Tokens,
         rest: Tokens,
         num_beams: u32,
+        images: &PromptImages,
     ) -> Option<ContextChunk> {
         let left = Tokens(self.left.0 / num_beams);
         let wanted = match self.rule {
             ChunkRule::FirstComeFirstServed => rest,
-            ChunkRule::EqualProgress => rest.min(next_bound(self.chunk_unit, start) - start),
+            ChunkRule::EqualProgress => {
+                rest.min(next_bound(self.chunk_unit, start, images) - start)
+            }
         };
         let len = match self.rule {
-            // They may not have a block for each beam, but they always have a token.
+            // They may not have a block for each beam, but they always have a token. Their images are computed.
             _ if num_beams > 1 => wanted.min(left),
-            ChunkRule::FirstComeFirstServed => cut(self.chunk_unit, start, rest, left),
+            ChunkRule::FirstComeFirstServed => cut(self.chunk_unit, start, rest, left, images),
             ChunkRule::EqualProgress if wanted <= left => wanted,
             ChunkRule::EqualProgress => Tokens::ZERO,
         };
@@ -156,15 +163,19 @@ impl TokenBudget {
     }
 
     /// Shares the rest among contexts that have got their first unit: one more unit each, in turns.
-    pub(super) fn distribute(&mut self, contexts: &mut [(SeqSlot, ContextChunk)]) {
+    pub(super) fn distribute<'i>(
+        &mut self,
+        contexts: &mut [(SeqSlot, ContextChunk)],
+        images_of: impl Fn(SeqSlot) -> &'i PromptImages,
+    ) {
         if !matches!(self.rule, ChunkRule::EqualProgress) {
             return;
         }
         let mut any_fits = true;
         while std::mem::take(&mut any_fits) {
-            for (_, chunk) in &mut *contexts {
+            for (slot, chunk) in &mut *contexts {
                 let done = chunk.start + chunk.len;
-                let one_unit = next_bound(self.chunk_unit, done) - done;
+                let one_unit = next_bound(self.chunk_unit, done, images_of(*slot)) - done;
                 let more = one_unit.min(chunk.rest - chunk.len);
                 let num_tokens = Tokens(more.0.saturating_mul(chunk.num_beams));
                 if more > Tokens::ZERO && num_tokens <= self.left {
@@ -177,40 +188,71 @@ impl TokenBudget {
     }
 }
 
-/// All of `rest` if it fits into `left`; else as much as ends with a block, which may be nothing.
+/// All of `rest` if it fits into `left`; else as much as ends with a block, which may be nothing. A block that ends
+/// within an image which is not cut is cut behind the image if that fits, and in front of it otherwise.
 ///
 /// ```text
 /// blocks of 4      0 1 2 3 | 4 5 6 7 | 8 9
 /// start = 3, left = 6:   |- chunk -|            ends at 8, not at 9
 /// ```
-fn cut(unit: Option<BlockSize>, start: Tokens, rest: Tokens, left: Tokens) -> Tokens {
+fn cut(
+    unit: Option<BlockSize>,
+    start: Tokens,
+    rest: Tokens,
+    left: Tokens,
+    images: &PromptImages,
+) -> Tokens {
     if rest <= left {
         return rest;
     }
-    match unit {
-        Some(unit) => (start + left).floor_to_block(unit).saturating_sub(start),
-        None => Tokens::ZERO,
-    }
+    let Some(unit) = unit else {
+        return Tokens::ZERO;
+    };
+    let end = (start + left).floor_to_block(unit);
+    let end = match images.cut_at(end) {
+        Some(span) if span.end() <= start + left => span.end(),
+        Some(span) => span.position,
+        None => end,
+    };
+    end.saturating_sub(start)
 }
 
-/// The first block bound after `position`.
-fn next_bound(unit: Option<BlockSize>, position: Tokens) -> Tokens {
-    match unit {
-        Some(unit) => position.floor_to_block(unit) + unit.tokens(),
-        None => Tokens(u32::MAX),
+/// The first block bound after `position`. If it is within an image which is not cut, the beginning of the image or,
+/// where `position` is that, the end.
+fn next_bound(unit: Option<BlockSize>, position: Tokens, images: &PromptImages) -> Tokens {
+    let Some(unit) = unit else {
+        return Tokens(u32::MAX);
+    };
+    let bound = position.floor_to_block(unit) + unit.tokens();
+    match images.cut_at(bound) {
+        Some(span) if span.position > position => span.position,
+        Some(span) => span.end(),
+        None => bound,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::BatchingScheme;
+    use crate::{BatchingScheme, Image, ImageSpan};
 
     /// The chunks of contexts of `(start, rest)` tokens, in order, next to `generating` sequences, with blocks of 4.
     fn chunks(
         config: EngineConfig,
         generating: u32,
         contexts: &[(u32, u32)],
+    ) -> (Vec<u32>, TokenBudget) {
+        chunks_of_images(config, generating, contexts, &PromptImages::default())
+    }
+
+    /// [`chunks`], of contexts that have these images.
+    fn chunks_of_images(
+        config: EngineConfig,
+        generating: u32,
+        contexts: &[(u32, u32)],
+        images: &PromptImages,
     ) -> (Vec<u32>, TokenBudget) {
         let mut budget = TokenBudget::new(&EngineConfig {
             block_size: BlockSize::new(4).expect("not zero"),
@@ -225,11 +267,11 @@ mod tests {
             }
             chunks.extend(
                 budget
-                    .take_context(Tokens(start), Tokens(rest), 1)
+                    .take_context(Tokens(start), Tokens(rest), 1, images)
                     .map(|chunk| (slot, chunk)),
             );
         }
-        budget.distribute(&mut chunks);
+        budget.distribute(&mut chunks, |_| images);
         let chunks = chunks.iter().map(|(_, chunk)| chunk.len().0).collect();
         (chunks, budget)
     }
@@ -304,15 +346,81 @@ mod tests {
                 chunk_unit: BlockSize::new(4).expect("not zero"),
                 ..config
             });
-            let chunk = budget.take_context(Tokens(7), Tokens(rest), 3);
+            let chunk = budget.take_context(Tokens(7), Tokens(rest), 3, &PromptImages::default());
             let chunk = chunk.expect("a token each");
             assert_eq!((chunk.len().0, chunk.num_tokens().0), (len, 3 * len));
             assert_eq!(budget.left().0, left);
         }
         let mut budget = TokenBudget::new(&first_come(14, true));
         budget.take_generation(Tokens(12));
-        assert_eq!(budget.take_context(Tokens(7), Tokens(9), 3), None);
+        let none = budget.take_context(Tokens(7), Tokens(9), 3, &PromptImages::default());
+        assert_eq!(none, None);
         assert!(!budget.is_open());
+    }
+
+    #[test]
+    fn no_chunk_ends_within_an_image_that_is_not_cut() {
+        let span = |position, num_tokens| {
+            let image = Image::new(0, Tokens(num_tokens), Arc::new(()));
+            ImageSpan::of(Tokens(position), image)
+        };
+        // text 0 and 1, image 2 to 8, image 9 to 14, text
+        let mut images = PromptImages::new(vec![span(2, 7), span(9, 6)]);
+        let first = |budget, start: u32, images: &PromptImages| {
+            let contexts = [(start, 20 - start), (0, 1)];
+            chunks_of_images(first_come(budget, true), 0, &contexts, images).0
+        };
+        assert_eq!(first(7, 0, &images), [4]);
+        images.set_whole(true);
+        // In front of the first one; behind it; in front of the second one; behind that.
+        for (budget, start, expected) in [
+            (8, 0, &[2][..]),
+            (9, 0, &[9]),
+            (12, 0, &[9]),
+            (15, 0, &[15]),
+            (19, 0, &[16]),
+            (7, 2, &[7]),
+            (6, 9, &[6]),
+            (7, 9, &[7]),
+            // Nothing, and nothing behind it.
+            (6, 2, &[]),
+            (5, 9, &[]),
+        ] {
+            let found = first(budget, start, &images);
+            assert_eq!(found, expected, "{budget} tokens from {start} on");
+        }
+        let equal = |budget, contexts: &[(u32, u32)]| {
+            let config = EngineConfig {
+                chunk_policy: ContextChunkPolicy::EqualProgress,
+                ..first_come(budget, true)
+            };
+            chunks_of_images(config, 0, contexts, &images).0
+        };
+        assert_eq!(equal(4, &[(0, 20), (0, 20)]), [2, 2]);
+        assert_eq!(equal(11, &[(0, 20), (0, 20)]), [9, 2]);
+        assert_eq!(equal(18, &[(0, 20), (0, 20)]), [9, 9]);
+        assert_eq!(equal(13, &[(2, 18), (9, 11)]), [7, 6]);
+        assert_eq!(equal(6, &[(2, 18), (9, 11)]), [0; 0]);
+    }
+
+    #[test]
+    fn a_chunk_that_ends_in_front_of_an_image_cuts_none_before_it() {
+        let span = ImageSpan::of(Tokens(2), Image::new(0, Tokens(4), Arc::new(())));
+        let mut images = PromptImages::new(vec![span]);
+        let cut_at = |end, images: &PromptImages| {
+            let mut chunk = ContextChunk {
+                start: Tokens(1),
+                rest: Tokens(20),
+                len: Tokens(20),
+                num_beams: 1,
+            };
+            let unit = BlockSize::new(4).expect("not zero");
+            chunk.cut_at(Tokens(end), unit, images);
+            chunk.positions().end.0
+        };
+        assert_eq!([7, 9].map(|end| cut_at(end, &images)), [4, 8]);
+        images.set_whole(true);
+        assert_eq!([7, 9].map(|end| cut_at(end, &images)), [7, 8]);
     }
 
     #[test]

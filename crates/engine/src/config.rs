@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::kv::KvCacheConfig;
 use crate::{
-    ImageLimits, KvGroups, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Speculation, StepCost,
+    ImageLimits, KvGroups, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, PromptImages, Speculation,
+    StepCost,
 };
 use crate::{capacity, lockstep};
 use inflight_base::{BlockSize, Blocks, LoadError, RequestError, Tokens};
@@ -554,6 +555,9 @@ impl EngineConfig {
                 "an image of {size} tokens, more than the {max} that are kept: send a smaller one"
             ));
         }
+        if limits.has_whole_images {
+            self.check_whole_images(images)?;
+        }
         if self.is_context_chunked() {
             return Ok(());
         }
@@ -573,6 +577,28 @@ impl EngineConfig {
             )),
             false => Ok(()),
         }
+    }
+
+    /// Refuses images whose tokens could not be in one step, or would not be what reuse takes them for.
+    fn check_whole_images(&self, images: &PromptImages) -> Result<(), RequestError> {
+        let max = self.max_num_tokens;
+        for span in images.spans() {
+            let (size, len) = (span.image.num_tokens(), span.num_tokens);
+            // Its first tokens are reused by all prompts that begin with these, however many follow.
+            if len < size {
+                return Err(RequestError::Invalid(format!(
+                    "{len} tokens of an image of {size} and text behind them: its tokens see each other, and have to \
+                     follow one another"
+                )));
+            }
+            if len > max {
+                return Err(RequestError::Invalid(format!(
+                    "an image of {len} tokens that see each other, so that a step computes all; max_num_tokens = \
+                     {max} is less: load the model with a larger one"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses what cannot be pooled: a prompt that is too long, or a request for several outputs.

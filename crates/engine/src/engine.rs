@@ -110,6 +110,9 @@ impl Engine {
             let worst = needs.of_beams(width, request.num_prompt_tokens(), request.max_kv_len());
             self.config.check_beams(width, worst)?;
         }
+        if let Some(limits) = &self.config.images {
+            request.images.set_whole(limits.has_whole_images);
+        }
         if !request.images.is_empty() {
             let prompt = Arc::clone(&request.prompt);
             self.active.set_keys(&prompt, &mut request.images)?;

@@ -34,6 +34,8 @@ pub struct ImageSpan {
 #[derive(Clone, Debug, Default)]
 pub struct PromptImages {
     spans: Arc<[ImageSpan]>,
+    /// Whether a step computes all tokens of an image.
+    are_whole: bool,
     /// The tokens of the prompt as prefix reuse compares them, once the engine has the request. Empty without images.
     keys: Arc<[TokenId]>,
 }
@@ -121,6 +123,7 @@ impl PromptImages {
     pub fn new(spans: Vec<ImageSpan>) -> Self {
         Self {
             spans: spans.into(),
+            are_whole: false,
             keys: Arc::default(),
         }
     }
@@ -150,6 +153,20 @@ impl PromptImages {
         let last = before.filter(|span| span.end_row() == span.image.num_tokens);
         last.map(|span| span.image.num_tokens - span.image.num_positions)
             .sum()
+    }
+
+    /// The image that a chunk which ends at `end` would cut, and that must not be cut.
+    pub(super) fn cut_at(&self, end: Tokens) -> Option<&ImageSpan> {
+        if !self.are_whole {
+            return None;
+        }
+        let mut within = self.within(end..end + Tokens(1));
+        within.find(|span| span.position < end)
+    }
+
+    /// Sets whether a step computes all tokens of an image, or as many as there is room for.
+    pub(super) fn set_whole(&mut self, are_whole: bool) {
+        self.are_whole = are_whole;
     }
 
     /// Reuse keys, one for each token of a prompt.

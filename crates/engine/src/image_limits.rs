@@ -10,6 +10,8 @@ pub struct ImageLimits {
     pub max_num_tokens: Tokens,
     /// The most tokens of images whose rows are kept.
     pub max_cached_tokens: Tokens,
+    /// Whether the tokens of an image see each other, so that a step computes all of them.
+    pub has_whole_images: bool,
 }
 
 impl ImageLimits {

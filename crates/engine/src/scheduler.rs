@@ -83,7 +83,8 @@ impl Scheduler {
         self.schedule_running(scope, micro_batch, &mut budget);
         self.take_images(scope);
         self.admit_waiting(scope, micro_batch, &mut budget, any_paused);
-        budget.distribute(&mut self.contexts);
+        let images_of = |slot| scope.active.sequence(slot).tokens().images();
+        budget.distribute(&mut self.contexts, images_of);
         self.take_images(scope);
         if scope.config.speculation.is_some() {
             self.draft(scope, &mut budget);
@@ -157,6 +158,7 @@ impl Scheduler {
                 sequence.computed(),
                 sequence.num_uncomputed(),
                 sequence.num_beams(),
+                sequence.tokens().images(),
             );
             let Some(chunk) = chunk else { return };
             self.contexts.push((slot, chunk));
@@ -237,7 +239,10 @@ impl Scheduler {
             }
             let num_uncomputed = len - reused;
             let chunk = match budget.is_open() {
-                true => budget.take_context(reused, num_uncomputed, 1),
+                true => {
+                    let images = active.images_of_queued(entry);
+                    budget.take_context(reused, num_uncomputed, 1, images)
+                }
                 false => None,
             };
             if chunk.is_none() && !is_lockstep {
@@ -280,7 +285,8 @@ impl Scheduler {
                 None => true,
                 Some(_) if is_whole => false,
                 Some(end) => {
-                    chunk.cut_at(end, config.chunk_unit);
+                    let images = active.sequence(*slot).tokens().images();
+                    chunk.cut_at(end, config.chunk_unit, images);
                     chunk.len() > Tokens::ZERO
                 }
             }

@@ -198,6 +198,9 @@ impl ManagerOptions {
         let has_states = model.state_bytes().is_some();
         let positions = source.max_positions();
         let mut config = self.engine_config(positions, settings.speculation, has_states)?;
+        if let Some(images) = &mut config.images {
+            images.has_whole_images = source.spec().has_whole_images;
+        }
         config.check()?;
         let options = cpu_options(&settings)?;
         let limits = RunnerLimits::of(&config);

@@ -483,7 +483,8 @@ impl StepIo for Reference {
                 cache.groups.num_groups(),
                 block_size,
                 num_blocks,
-            ),
+            )
+            .with_mutual(inputs.mutual),
         }
     }
 
@@ -969,12 +970,11 @@ impl Ops for Reference {
                 let is_seen = |other: &usize| {
                     *other < params.num_sinks as usize
                         || other.saturating_add(window) > position
-                            && position.saturating_add(window) > *other
                             && other / chunk == position / chunk
                 };
                 let end = match params.is_bidirectional {
-                    true => span.kv_len as usize,
-                    false => position + 1,
+                    true => (span.kv_len as usize).min(position.saturating_add(window)),
+                    false => position + 1 + step.batch.num_seen_ahead(row),
                 };
                 let seen: Vec<_> = (0..end).filter(is_seen).collect();
                 for head in 0..num_q_heads {

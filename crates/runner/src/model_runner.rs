@@ -717,6 +717,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             images: &images.rows,
             deep_images: &images.deep_rows,
             positions: images.positions,
+            mutual: &images.mutual,
             ..layout.inputs(plan)
         };
         let contexts = layout.contexts();
@@ -796,7 +797,7 @@ fn kept_images<D: Device>(
         ));
     }
     let encoder = ImageEncoder::new(tower, weights, limits, options)?;
-    Ok(Some(Box::new(KeptImages::new(encoder))))
+    Ok(Some(Box::new(KeptImages::new(encoder, source.spec()))))
 }
 
 /// The pooler of a pooling model.

@@ -339,6 +339,7 @@ impl StepLayout {
             images: &[],
             deep_images: &[],
             positions: &[],
+            mutual: &[],
             has_context_logits: !self.contexts.is_empty(),
         }
     }

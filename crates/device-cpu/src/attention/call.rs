@@ -222,40 +222,38 @@ impl<'a> AttentionCall<'a> {
         SpanTiles::new(span, self.selected, self.tile_tokens)
     }
 
-    /// The first position after the sinks that the query at `position` sees.
-    fn first_seen(&self, position: usize) -> usize {
-        self.params.first_seen(position)
-    }
-
-    /// The end of the positions that the query at `position` sees, in a sequence of `kv_len`.
-    fn end_of_seen(&self, position: usize, kv_len: usize) -> usize {
-        match (self.params.is_bidirectional, self.params.window) {
-            (false, _) => position + 1,
-            (true, None) => kv_len,
-            (true, Some(window)) => kv_len.min(position + window.get() as usize),
-        }
+    /// The positions that a token of the task sees, besides the sinks.
+    fn sight(&self, task: &Task<'_>, token: usize) -> Range<usize> {
+        let position = task.first_position + token;
+        let first = self.params.first_seen(position);
+        let end = match (self.params.is_bidirectional, self.params.window) {
+            (false, _) => position + 1 + self.batch.num_seen_ahead(task.first_token + token),
+            (true, None) => task.kv_len,
+            (true, Some(window)) => task.kv_len.min(position + window.get() as usize),
+        };
+        first..end
     }
 
     /// The end of the positions that any query of the task sees.
     fn end_of_task(&self, task: &Task<'_>) -> usize {
-        let last = task.first_position + task.num_tokens - 1;
-        self.end_of_seen(last, task.kv_len)
+        self.sight(task, task.num_tokens - 1).end
     }
 
-    /// A mask of the positions of the tile at `start` that the query at `position` of a sequence of `kv_len` meets.
-    fn seen(&self, met: Met, position: usize, kv_len: usize, start: usize) -> u64 {
+    /// A mask of the positions of the tile at `start` that a token of the task meets.
+    fn seen(&self, met: Met, task: &Task<'_>, token: usize, start: usize) -> u64 {
         let below = |end: usize| match end.saturating_sub(start) {
             len @ 0..TILE => (1_u64 << len) - 1,
             _ => u64::MAX,
         };
         let sinks = below(self.params.num_sinks as usize);
-        let window = !below(self.first_seen(position));
+        let sight = self.sight(task, token);
+        let window = !below(sight.start);
         let among = match met {
             Met::All => sinks | window,
             Met::Sinks => sinks,
             Met::Others => window & !sinks,
         };
-        below(self.end_of_seen(position, kv_len)) & among
+        below(sight.end) & among
     }
 
     /// The starts of the tiles within `positions` of which any query of the task meets a position: first those of the
@@ -275,7 +273,7 @@ impl<'a> AttentionCall<'a> {
         };
         let num_sinks = self.params.num_sinks as usize;
         let end = self.end_of_task(task);
-        let first = self.first_seen(task.first_position);
+        let first = self.sight(task, 0).start;
         let first = match met {
             Met::All => first,
             Met::Sinks => end,
@@ -495,7 +493,7 @@ impl<'a> AttentionCall<'a> {
         let mut rows = 0..0;
         let mut seen_by_any = 0;
         for token in 0..task.num_tokens {
-            let seen = self.seen(met, task.first_position + token, task.kv_len, start);
+            let seen = self.seen(met, task, token, start);
             if seen != 0 {
                 let first_row = if rows.is_empty() {
                     token * heads

@@ -10,6 +10,9 @@
 //! row         scores = q K; p = exp(scores - max); sum, acc rescaled; acc += p V
 //! ```
 //!
+//! A token in a [run](KvBatch::with_mutual) of tokens that see each other sees the positions up to the end of the run,
+//! instead of those up to its own. So ends ascend from token to token there, too.
+//!
 //! A row sees the same tiles in the same order and the same lanes whether its token is computed alone, in a chunk, or
 //! with others, and for any block size. Positions that a row does not see have probability zero and add nothing.
 //! Groups that no row of a task sees are not read, and tiles without any are skipped. New sums start every 1024
@@ -232,6 +235,7 @@ impl Cpu {
         );
         assert!(cache.fits(batch), "batch of this cache");
         let sees_all = params.window.is_none()
+            && !batch.has_mutual()
             && params.chunk.is_none()
             && !params.is_bidirectional
             && biases.slopes.is_none();

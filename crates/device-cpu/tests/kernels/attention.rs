@@ -7,8 +7,8 @@ use std::ops::Range;
 use half::bf16;
 use inflight_base::{BlockId, BlockSize};
 use inflight_device::{
-    AttentionParams, HeadBiases, HeadShape, KvDtype, KvLayout, KvLayouts, KvSpan, KvValues,
-    LayerGroups, QkNorm, QkNormKind, RopeTable,
+    AttentionParams, HeadBiases, HeadShape, KvBatch, KvDtype, KvLayout, KvLayouts, KvSpan,
+    KvValues, LayerGroups, QkNorm, QkNormKind, RopeTable,
 };
 use inflight_device_cpu::{Cpu, KvCache, Simd};
 
@@ -33,6 +33,8 @@ struct Model {
     /// Whether that is behind rotation.
     norm_is_behind: bool,
     sight: Sight,
+    /// Positions of each sequence that see each other, in order.
+    runs: Vec<Range<usize>>,
     soft_cap: Option<f32>,
     /// Of linear biases, one for each query head.
     slopes: Option<Vec<f32>>,
@@ -119,6 +121,7 @@ impl Model {
             norm_is_behind: !sight.shifts && rng.below(2) == 0,
             norm: with_norm.then(|| (rng.f32s(d), rng.f32s(d))),
             sight,
+            runs: Vec::new(),
             // Scores are larger.
             soft_cap: (rng.below(3) == 0).then_some(1.5),
             slopes: (!sight.shifts && rng.below(3) == 0).then(|| {
@@ -126,6 +129,25 @@ impl Model {
                 heads.map(|_| rng.below(64) as f32 / 64.0).collect()
             }),
             dtype: KvDtype::Bf16,
+        }
+    }
+
+    /// Whether the query at `query` attends to `position`.
+    fn sees(&self, query: usize, position: usize) -> bool {
+        let is_ahead =
+            |run: &Range<usize>| run.contains(&query) && (query..run.end).contains(&position);
+        self.sight.sees(query, position) || self.runs.iter().any(is_ahead)
+    }
+
+    /// The end of a chunk of at most `len` tokens from `start` on, in front of a run that it would cut. A run that
+    /// begins at `start` is longer, and whole.
+    fn end_of_chunk(&self, start: usize, len: usize) -> usize {
+        let end = start + len;
+        let mut runs = self.runs.iter();
+        match runs.find(|run| run.start < end && end < run.end) {
+            Some(run) if run.start > start => run.start,
+            Some(run) => run.end,
+            None => end,
         }
     }
 
@@ -160,6 +182,7 @@ impl Model {
     fn step(&self, cpu: &mut Cpu, pool: &mut Pool, work: &mut [(&mut Sequence, usize)]) {
         let (qkv_len, q_len) = (self.shape.qkv_len(), self.shape.q_len());
         let (mut spans, mut tables, mut qkv) = (Vec::new(), Vec::new(), Vec::new());
+        let mut mutual = Vec::new();
         let mut num_tokens = 0;
         for (sequence, chunk) in work.iter_mut() {
             let kv_len = sequence.computed + *chunk;
@@ -172,10 +195,17 @@ impl Model {
                 kv_len: kv_len as u32,
                 block_table: table_start..tables.len() as u32,
             });
+            let runs = self
+                .runs
+                .iter()
+                .map(|run| run.start..run.end.min(sequence.len));
+            let runs = runs.filter(|run| run.start >= sequence.computed && run.start < kv_len);
+            let in_step = |position: usize| num_tokens + (position - sequence.computed) as u32;
+            mutual.extend(runs.map(|run| in_step(run.start)..in_step(run.end)));
             qkv.extend_from_slice(&sequence.qkv[sequence.computed * qkv_len..kv_len * qkv_len]);
             num_tokens += *chunk as u32;
         }
-        let batch = pool.cache.batch(&spans, &tables);
+        let batch = pool.cache.batch(&spans, &tables).with_mutual(&mutual);
         let norm = self.norm.as_ref().map(|(q, k)| QkNorm {
             q: &q[..],
             k: &k[..],
@@ -322,7 +352,7 @@ impl Model {
             .collect();
         for token in first..sequence.len {
             let seen: Vec<_> = (0..sequence.len)
-                .filter(|&position| self.sight.sees(token, position))
+                .filter(|&position| self.sees(token, position))
                 .collect();
             // Shifted, they are numbered from 0 on, as if there were no others.
             let renumbered: BTreeMap<_, _> = seen
@@ -729,6 +759,86 @@ fn queries_that_see_both_ways_are_near_the_exact_result_and_the_same_bits_in_any
             }
         }
     }
+}
+
+/// As tokens of images have it: a run is in one step.
+#[test]
+fn tokens_that_see_each_other_are_near_the_exact_result_and_the_same_bits_in_any_schedule() {
+    let mut rng = Rng::new();
+    for (index, shape) in SHAPES.into_iter().enumerate() {
+        let sight = [
+            Sight::ALL,
+            Sight::new(Some(70), 0),
+            Sight::new(Some(6), 0),
+            Sight::new(Some(20), 4),
+        ][index % 4];
+        let mut model = Model::new(&mut rng, shape, index % 2 == 0, sight);
+        // Side by side, of one token, longer than windows, and over several tiles of keys and of queries.
+        model.runs = vec![3..9, 9..10, 10..41, 60..151, 170..190];
+        let lens = [1 + rng.below(15), 41 + rng.below(60), 151 + rng.below(60)];
+        for (simd, dtype) in simds_and_dtypes() {
+            model.dtype = dtype;
+            let what = format!("{simd} {dtype} {shape:?} {sight:?}");
+            let mut sequences = lens.map(|len| model.sequence(&mut rng, len));
+            let expected = sequences.each_mut().map(|sequence| {
+                let mut cpu = cpu(simd, 1);
+                let mut pool = Pool::new(&mut rng, &mut cpu, &model, 32, sequence.len);
+                while sequence.computed < sequence.len {
+                    let end = model.end_of_chunk(sequence.computed, 1).min(sequence.len);
+                    let len = end - sequence.computed;
+                    model.step(&mut cpu, &mut pool, &mut [(sequence, len)]);
+                }
+                model.assert_near_the_exact_attention(sequence, 0, &what);
+                sequence.blocks.clear();
+                sequence.computed = 0;
+                std::mem::take(&mut sequence.out)
+            });
+            for (block_size, num_threads) in [(16, 2), (5, 1), (256, 3)] {
+                let mut cpu = cpu(simd, num_threads);
+                let mut pool = Pool::new(&mut rng, &mut cpu, &model, block_size, 900);
+                let mut batch = sequences.clone();
+                for sequence in &mut batch {
+                    sequence.out = vec![bf16::NAN; sequence.len * shape.out_len()];
+                }
+                while batch.iter().any(|it| it.computed < it.len) {
+                    let mut work = Vec::new();
+                    for sequence in &mut batch {
+                        let left = sequence.len - sequence.computed;
+                        if left > 0 && rng.below(3) > 0 {
+                            let len = 1 + rng.below(left);
+                            let end = model.end_of_chunk(sequence.computed, len);
+                            let len = end.min(sequence.len) - sequence.computed;
+                            work.push((sequence, len));
+                        }
+                    }
+                    model.step(&mut cpu, &mut pool, &mut work);
+                }
+                for (sequence, expected) in batch.iter().zip(&expected) {
+                    let bits = |out: &[bf16]| out.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                    assert!(
+                        bits(&sequence.out) == bits(expected),
+                        "{what} blocks of {block_size}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "tokens 2..5 behind token 0")]
+fn tokens_of_two_sequences_do_not_see_each_other() {
+    let span = |tokens, block: u32| KvSpan {
+        tokens,
+        kv_len: 3,
+        block_table: block..block + 1,
+    };
+    let spans = [span(0..3, 0), span(3..6, 1)];
+    let tables = [BlockId(0), BlockId(1)];
+    let block_size = BlockSize::new(16).expect("not zero");
+    let batch = KvBatch::new(&spans, &tables, 1, block_size, 2);
+    let run = 2..5;
+    let _ = batch.with_mutual(std::slice::from_ref(&run));
 }
 
 /// One thread computes the parts of a long sequence in sequence; several threads share them.

@@ -16,6 +16,7 @@ fn config(max_num_tokens: u32, max_cached_tokens: u32) -> EngineConfig {
         images: Some(ImageLimits {
             max_num_tokens: Tokens(max_num_tokens),
             max_cached_tokens: Tokens(max_cached_tokens),
+            has_whole_images: false,
         }),
         block_size: BlockSize::new(4).expect("not zero"),
         chunk_unit: BlockSize::new(4).expect("not zero"),
@@ -89,6 +90,91 @@ fn a_chunk_may_end_within_an_image_whose_rows_are_kept() {
         steps(&mut world),
         [(vec![2], 8), (vec![], 8), (vec![], 4), (vec![], 1)]
     );
+}
+
+/// A model whose image tokens see each other computes all of an image in a step.
+fn config_of_whole_images(max_num_tokens: u32) -> EngineConfig {
+    let config = EngineConfig {
+        max_num_tokens: Tokens(max_num_tokens),
+        ..config(100, 100)
+    };
+    let images = config.images.map(|limits| ImageLimits {
+        has_whole_images: true,
+        ..limits
+    });
+    EngineConfig { images, ..config }
+}
+
+#[test]
+fn no_chunk_ends_within_a_whole_image() {
+    for (max_num_tokens, position, expected) in [
+        (8, 5, vec![(vec![], 5), (vec![2], 7), (vec![], 8)]),
+        (12, 5, vec![(vec![2], 12), (vec![], 8)]),
+        (13, 6, vec![(vec![2], 13), (vec![], 7)]),
+        (12, 6, vec![(vec![], 6), (vec![2], 10), (vec![], 4)]),
+    ] {
+        let mut world = World::new(config_of_whole_images(max_num_tokens));
+        world.add(request(20, &[(position, 2)])).expect("it fits");
+        let mut steps = steps(&mut world);
+        assert_eq!(steps.pop(), Some((vec![], 1)), "a token of the output");
+        assert_eq!(steps, expected, "{max_num_tokens} tokens");
+    }
+}
+
+/// A long image waits until those that generate leave it enough of a step.
+#[test]
+fn a_whole_image_waits_for_room_in_a_step() {
+    let mut world = World::new(config_of_whole_images(8));
+    for _ in 0..2 {
+        world.add(TestRequest::of_lengths(1, 6)).expect("it fits");
+    }
+    let waiting = world.add(request(9, &[(0, 2)])).expect("it fits");
+    let later = world.add(TestRequest::of_lengths(1, 1)).expect("it fits");
+    while !world.streams[&waiting].admitted {
+        world.step();
+        let admitted = |id| world.streams[id].admitted;
+        assert!(admitted(&waiting) || !admitted(&later), "it overtakes");
+    }
+    world.run_to_end();
+}
+
+#[test]
+fn a_whole_image_longer_than_a_step_or_in_two_spans_is_refused() {
+    let mut world = World::new(EngineConfig {
+        max_num_requests: 4,
+        ..config_of_whole_images(6)
+    });
+    world.add(request(20, &[(5, 1)])).expect("it fits");
+    for (image, expected) in [
+        (
+            2,
+            "an image of 7 tokens that see each other, so that a step computes all; max_num_tokens = 6 is less",
+        ),
+        (6, "3 tokens of an image of 7 and text behind them"),
+    ] {
+        let refused = world.add(request(20, &[(5, image)]));
+        let error = refused.expect_err("it is refused");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    world.run_to_end();
+}
+
+/// All of a reused image was seen by what is reused, and the rest of it is computed in one step.
+#[test]
+fn a_reused_prefix_may_end_within_a_whole_image() {
+    let mut world = World::new(EngineConfig {
+        reuse: BlockReuse::WholeBlocks,
+        ..config_of_whole_images(8)
+    });
+    world.add(request(24, &[(6, 2)])).expect("it fits");
+    world.run_to_end();
+    let mut other = request(24, &[(6, 2)]);
+    // Behind the image.
+    other.prompt[13] += 1;
+    world.add(other).expect("it fits");
+    let planned = world.step();
+    assert_eq!((planned[0].tokens.len(), planned[0].kv_len), (8, 20));
+    world.run_to_end();
 }
 
 /// Of an image in two spans, each row is where its token is, and the token between them is one of text.

@@ -7,7 +7,10 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
-use crate::support::{TestRequest, VOCAB_SIZE, World, num_image_tokens, num_pages, wide_config};
+use crate::support::{
+    TestRequest, VOCAB_SIZE, World, num_image_tokens, num_pages, num_rows_of_first_span,
+    wide_config,
+};
 use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
 use inflight_engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, DraftOptions,
@@ -100,11 +103,15 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         host_snapshots,
         0u32..=24,
     );
+    let images = (1u32..=12, 7u32..=20, any::<bool>());
     let images =
-        (1u32..=12, 7u32..=20).prop_map(|(max_num_tokens, max_cached_tokens)| ImageLimits {
-            max_num_tokens: Tokens(max_num_tokens),
-            max_cached_tokens: Tokens(max_cached_tokens),
-        });
+        images.prop_map(
+            |(max_num_tokens, max_cached_tokens, has_whole_images)| ImageLimits {
+                max_num_tokens: Tokens(max_num_tokens),
+                max_cached_tokens: Tokens(max_cached_tokens),
+                has_whole_images,
+            },
+        );
     let images = proptest::option::of(images);
     (sizes, options, beams, (adapters, images), snapshots).prop_map(
         |(sizes, options, max_beam_width, (num_adapter_pages, images), snapshots)| {
@@ -379,9 +386,13 @@ fn images_fit_alone(config: &EngineConfig, request: &TestRequest) -> bool {
         true => sizes.max().unwrap_or(0),
         false => sizes.sum(),
     };
-    config
-        .images
-        .is_some_and(|limits| needed <= limits.max_cached_tokens.0)
+    let mut hashes = request.images.iter().map(|(_, hash)| *hash);
+    let fits_whole = hashes.all(|hash| {
+        num_rows_of_first_span(hash).is_none() && num_image_tokens(hash) <= config.max_num_tokens.0
+    });
+    config.images.is_some_and(|limits| {
+        needed <= limits.max_cached_tokens.0 && (!limits.has_whole_images || fits_whole)
+    })
 }
 
 fn adapter_fits_alone(config: &EngineConfig, request: &TestRequest) -> bool {

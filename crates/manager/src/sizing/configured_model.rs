@@ -362,6 +362,10 @@ impl ModelDimensions for ConfiguredModel<'_> {
         Some(tower.num_patches_per_token() as u32)
     }
 
+    fn has_whole_images(&self) -> bool {
+        self.source.is_some_and(|it| it.spec().has_whole_images)
+    }
+
     /// Of all ranks together: they are on one host, so what it has left is divided among them as they need it. On GPUs
     /// the rank with the largest blocks counts: each has memory of its own.
     fn kv_bytes_per_block(&self, block_size: BlockSize, groups: &GroupedLayers) -> u64 {

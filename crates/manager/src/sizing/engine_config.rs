@@ -38,6 +38,11 @@ pub trait ModelDimensions {
         None
     }
 
+    /// Whether the tokens of an image see each other, so that a step computes all of them.
+    fn has_whole_images(&self) -> bool {
+        false
+    }
+
     /// Bytes of the recurrent states of a sequence, whatever its length; `None` if the model has none. A state sums up
     /// a whole sequence, so a prefix is reused only where a snapshot of the states behind it is kept.
     fn state_bytes(&self) -> Option<u64> {
@@ -189,7 +194,10 @@ pub fn engine_config(
             // A patch takes about as long as a token.
             let default = (max_num_tokens / num_patches.max(1)).max(1);
             let max_num_image_tokens = settings.max_num_image_tokens.unwrap_or(default);
-            image_limits(max_num_image_tokens, settings.max_cached_image_tokens)
+            ImageLimits {
+                has_whole_images: model.has_whole_images(),
+                ..image_limits(max_num_image_tokens, settings.max_cached_image_tokens)
+            }
         }),
         pools: settings.task.is_pooling(),
         whole_prompts: sees_whole_prompts,
@@ -235,12 +243,13 @@ pub(super) fn engine_config_within(
 /// The tokens of images whose rows are kept by default.
 const CACHED_IMAGE_TOKENS: u32 = 8192;
 
-/// Limits of images, of which `max_num_tokens` are encoded in a step.
+/// Limits of images, of which `max_num_tokens` are encoded in a step, and whose tokens do not see each other.
 pub(crate) fn image_limits(max_num_tokens: u32, max_cached_tokens: Option<u32>) -> ImageLimits {
     let max_cached_tokens = max_cached_tokens.unwrap_or(max_num_tokens.max(CACHED_IMAGE_TOKENS));
     ImageLimits {
         max_num_tokens: Tokens(max_num_tokens),
         max_cached_tokens: Tokens(max_cached_tokens),
+        has_whole_images: false,
     }
 }
 
@@ -630,10 +639,7 @@ mod tests {
             let sized = engine_config(&config(parameters), &model, Some(1 << 30));
             let images = sized.expect("good settings").images.expect("images");
             let (max_num_tokens, max_cached_tokens) = expected;
-            let expected = ImageLimits {
-                max_num_tokens: Tokens(max_num_tokens),
-                max_cached_tokens: Tokens(max_cached_tokens),
-            };
+            let expected = image_limits(max_num_tokens, Some(max_cached_tokens));
             assert_eq!(images, expected, "{parameters:?}");
         }
     }

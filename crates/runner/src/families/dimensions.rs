@@ -325,6 +325,7 @@ impl Dimensions {
             streams: None,
             slope_factor: None,
             is_bidirectional: false,
+            has_whole_images: false,
             norm: self.norm,
             logits: LogitsTransform::IDENTITY,
             output_bias: false,

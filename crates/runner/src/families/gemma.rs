@@ -1,4 +1,4 @@
-//! Gemma, Gemma 2, VaultGemma and Gemma 3, by Google, for text.
+//! Gemma, Gemma 2, VaultGemma and Gemma 3, by Google.
 //!
 //! Llama with GELU as the activation, and tokens that are embedded with a factor of the square root of the hidden size,
 //! rounded to bf16 as transformers does. Checkpoints store the weights of norms as differences from 1.
@@ -11,8 +11,9 @@
 //!   window.
 //! - VaultGemma is Gemma 2 without the norms behind blocks.
 //! - Gemma 3 normalises the heads of queries and keys. Five of six layers have a window (`sliding_window_pattern`, or
-//!   `layer_types`) and a position embedding of their own, with the base `rope_local_base_freq` and without scaling. Of
-//!   a checkpoint with an image encoder, the language model is served.
+//!   `layer_types`) and a position embedding of their own, with the base `rope_local_base_freq` and without scaling.
+//! - With images, the tokens of each see each other, in all layers; their rows are not multiplied by the factor of
+//!   embedded tokens.
 //!
 //! Source: modeling_gemma.py, modeling_gemma2.py, modeling_vaultgemma.py and modeling_gemma3.py of transformers; Gemma
 //! Team, arXiv:2403.08295, arXiv:2408.00118 and arXiv:2503.19786; Sinha et al., arXiv:2510.15001.
@@ -95,7 +96,10 @@ pub const GEMMA3_WITH_IMAGES: Family = Family {
     describe: |config| {
         let text = config.object("text_config")?;
         let text = text.ok_or_else(|| config.error("text_config is missing".to_owned()))?;
-        describe_gemma3(&text, GEMMA3_WITH_IMAGES.class)
+        Ok(ModelSpec {
+            has_whole_images: true,
+            ..describe_gemma3(&text, GEMMA3_WITH_IMAGES.class)?
+        })
     },
 };
 

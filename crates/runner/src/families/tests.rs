@@ -132,6 +132,7 @@ fn a_gemma_3_with_images_has_the_defaults_of_its_language_model() {
     let expected = ModelSpec {
         family: with_images.family,
         modules: with_images.modules,
+        has_whole_images: true,
         ..alone
     };
     assert_eq!(with_images, expected);

@@ -73,6 +73,8 @@ pub struct ModelSpec {
     pub slope_factor: Option<f32>,
     /// Whether each token sees those behind it, too. Then a prompt is computed in one step.
     pub is_bidirectional: bool,
+    /// Whether each token of an image in a prompt also sees the other tokens of the image, in all layers.
+    pub has_whole_images: bool,
     /// Inputs of each layer's own, besides the residual stream.
     pub layer_inputs: Option<LayerInputsSpec>,
     /// Residual streams beside the first one. Only with inputs of each layer's own.

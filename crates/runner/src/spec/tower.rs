@@ -106,7 +106,9 @@ pub struct PatchShape {
 pub struct ProjectorSpec {
     /// Patches of each side of a square. Its patches are joined row by row.
     pub merge_size: usize,
-    /// The norm of joined patches: its module, `[merge_size^2 * hidden_size]`.
+    /// Whether the patches of a square are joined by their mean, `[hidden_size]`.
+    pub has_means: bool,
+    /// The norm of joined patches: its module, as wide as these.
     pub norm: Option<(&'static str, NormSpec)>,
     /// The layer in front of the last one, if there are two.
     pub inner: Option<InnerProjection>,
@@ -181,9 +183,12 @@ impl TowerSpec {
         self
     }
 
-    /// Values of the patches that become a row.
+    /// Values of joined patches, which become a row.
     pub const fn merged_width(&self) -> usize {
-        self.projector.merge_size.pow(2) * self.encoder.hidden_size
+        match self.projector.has_means {
+            true => self.encoder.hidden_size,
+            false => self.projector.merge_size.pow(2) * self.encoder.hidden_size,
+        }
     }
 
     /// The width of a row.

@@ -268,11 +268,11 @@ impl TowerSpec {
             + size_of::<bf16>() * self.max_num_tokens() * inner
     }
 
-    /// Joins the squares of patches of a tile, `[num_patches, hidden_size]`.
+    /// Joins the squares of patches of a tile, `[num_patches, hidden_size]`, which may be by their means.
     ///
     /// ```text
-    /// merge_size 2, patches of a tile      a b c d      rows   a b e f
-    ///                                      e f g h             c d g h
+    /// merge_size 2, patches of a tile      a b c d      rows   a b e f      or   (a + b + e + f) / 4
+    ///                                      e f g h             c d g h           (c + d + g + h) / 4
     /// ```
     fn merge(&self, tile: TileGrid, encoded: &[f32]) -> Vec<f32> {
         if let TileSizes::Squares { .. } = self.tiles {
@@ -289,7 +289,10 @@ impl TowerSpec {
                 }
             }
         }
-        rows
+        match self.projector.has_means {
+            true => means(&rows, merged.pow(2), width),
+            false => rows,
+        }
     }
 
     /// Refuses an image that the tower does not read.
@@ -345,6 +348,19 @@ impl TowerSpec {
             }
         }
     }
+}
+
+/// The mean of each `num` consecutive rows, `[rows / num, width]`.
+fn means(rows: &[f32], num: usize, width: usize) -> Vec<f32> {
+    let mut means = Vec::with_capacity(rows.len() / num);
+    for square in rows.chunks_exact(num * width) {
+        let mean = |column: usize| {
+            let values = square[column..].iter().step_by(width);
+            values.sum::<f32>() / num as f32
+        };
+        means.extend((0..width).map(mean));
+    }
+    means
 }
 
 /// The limits of a tower, which computes one tile at a time.

@@ -1,8 +1,11 @@
 //! The rows of the images that the engine keeps.
 
+use std::ops::Range;
+
 use super::encoder::{EncodedImage, ImageEncoder};
 use super::token_positions::{TokenGrid, TokenPositions};
 use crate::rope::RopeAxes;
+use crate::spec::ModelSpec;
 use inflight_base::StepError;
 use inflight_device::{AxisPositions, Device, ImageRows};
 use inflight_engine::{ImageMove, ImageSlot, StepPlan};
@@ -11,6 +14,8 @@ use inflight_images::ImagePatches;
 /// The tower of a model, and the rows of the images that it has encoded and that are kept.
 pub(crate) struct KeptImages<D: Device> {
     encoder: ImageEncoder<D>,
+    /// Whether the tokens of an image see each other.
+    has_whole_images: bool,
     /// By slot.
     images: Vec<Option<KeptImage>>,
     positions: TokenPositions,
@@ -30,13 +35,16 @@ pub(crate) struct ImageInputs<'a> {
     pub deep_rows: Vec<Vec<ImageRows<'a>>>,
     /// Those of all tokens, if some differ from the places in the KV cache.
     pub positions: &'a [AxisPositions],
+    /// The tokens that see each other: of each image, all.
+    pub mutual: Vec<Range<u32>>,
 }
 
 impl<D: Device> KeptImages<D> {
-    /// Keeps nothing yet.
-    pub(crate) fn new(encoder: ImageEncoder<D>) -> Self {
+    /// Keeps nothing yet, for this model.
+    pub(crate) fn new(encoder: ImageEncoder<D>, model: &ModelSpec) -> Self {
         Self {
             encoder,
+            has_whole_images: model.has_whole_images,
             images: Vec::new(),
             positions: TokenPositions::default(),
         }
@@ -106,6 +114,10 @@ impl<D: Device> KeptImages<D> {
             positions: match spec.text_axes {
                 RopeAxes::Sequence => &[],
                 _ => self.positions.of_plan(plan, |slot| of_slot(slot).grid),
+            },
+            mutual: match self.has_whole_images {
+                true => plan.image_rows.iter().map(|it| it.tokens.clone()).collect(),
+                false => Vec::new(),
             },
         }
     }

@@ -1434,9 +1434,17 @@ fn check_plan(
         // After a pause, beams are computed together to where they part, and from there any number of tokens each.
         let has_beams = stream.request.width() > 1 && known.len() > stream.request.prompt.len();
         let images = stream.request.images.iter().flat_map(image_spans);
-        let starts: Vec<_> = images.map(|span| span.position.0).collect();
-        let is_image = |position| starts.contains(&position);
+        let spans: Vec<_> = images.map(|span| span.position.0..span.end().0).collect();
+        let has_whole_images = config.images.is_some_and(|it| it.has_whole_images);
+        let is_image = |position| {
+            let mut spans = spans.iter();
+            spans.any(|span| span.start == position || has_whole_images && span.end == position)
+        };
         let is_bound = |position| position % block == 0 || is_image(position);
+        for span in spans.iter().filter(|_| has_whole_images) {
+            let is_cut = span.start < planned.kv_len && planned.kv_len < span.end;
+            assert!(!is_cut, "a chunk to {} cuts {span:?}", planned.kv_len);
+        }
         match stream.generates {
             true => {
                 let has_generated = known.len() > stream.request.prompt.len();
@@ -1447,7 +1455,7 @@ fn check_plan(
             false if chunked => {
                 assert!(
                     planned.samples || is_bound(planned.kv_len),
-                    "chunks end where blocks do, or in front of images"
+                    "chunks end where blocks do, or beside images"
                 );
             }
             false => assert!(planned.samples, "contexts are not cut"),

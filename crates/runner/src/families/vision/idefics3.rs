@@ -87,6 +87,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         class_token: None,
         projector: ProjectorSpec {
             merge_size,
+            has_means: false,
             norm: None,
             inner: None,
             projection: Projection::single(

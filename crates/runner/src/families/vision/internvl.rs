@@ -102,6 +102,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         class_token: Some("vision_tower.embeddings.cls_token"),
         projector: ProjectorSpec {
             merge_size,
+            has_means: false,
             norm: Some(("multi_modal_projector.layer_norm", PROJECTOR_NORM)),
             inner: Some(InnerProjection {
                 projection: linear(FIRST, merge_size * merge_size * hidden),

@@ -107,6 +107,7 @@ fn describe(config: &JsonFile, model: &ModelSpec, own: &Own) -> Result<TowerSpec
         class_token,
         projector: ProjectorSpec {
             merge_size: 1,
+            has_means: false,
             norm: None,
             inner: Some(InnerProjection {
                 projection: linear(FIRST, hidden),

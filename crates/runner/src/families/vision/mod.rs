@@ -3,6 +3,7 @@
 mod clip_encoder;
 mod clip_layer;
 mod feature_layer;
+mod gemma3;
 mod idefics3;
 mod internvl;
 mod llava;
@@ -21,7 +22,8 @@ struct Tower {
     describe: fn(&JsonFile, &ModelSpec) -> Result<TowerSpec, LoadError>,
 }
 
-const TOWERS: [Tower; 12] = [
+const TOWERS: [Tower; 13] = [
+    gemma3::GEMMA3,
     idefics3::IDEFICS3,
     idefics3::SMOL_VLM,
     llava::LLAVA,

@@ -158,6 +158,7 @@ fn describe(config: &JsonFile, model: &ModelSpec, form: &Form) -> Result<TowerSp
     let [norm, first, second] = form.projector;
     let projector = |norm, first, second| ProjectorSpec {
         merge_size,
+        has_means: false,
         norm,
         inner: Some(InnerProjection {
             projection: Projection::single(first, merged, merged).with_bias(true),
