@@ -71,7 +71,7 @@ pub fn open_images(
     }
 }
 
-/// The most tokens of an image whose size is not that of tiles: its rows have to be kept.
+/// The most tokens of an image of any size, whose rows have to be kept.
 fn max_image_tokens(settings: &Settings) -> usize {
     let max_cached = settings.max_cached_image_tokens.unwrap_or(u32::MAX);
     settings.max_image_tokens.min(max_cached) as usize

@@ -53,9 +53,9 @@ pub struct StreamCoefs<'a, D: Load> {
     pub weights: &'a D::Vector,
 }
 
-/// Extra operations of models whose layers have inputs of their own, factors of the residual stream or of the columns of
-/// what blocks compute, experts beside feed-forward blocks, several residual streams, gates that are mostly 0, norms inside of blocks, or clipped queries,
-/// keys and values.
+/// Extra operations of models whose layers have inputs of their own, factors of the residual stream or of the columns
+/// of what blocks compute, experts beside feed-forward blocks, several residual streams, gates that are mostly 0, norms
+/// inside of blocks, or clipped queries, keys and values.
 pub trait LayerInputOps<D: StepIo>: Copy {
     /// Makes the inputs of all layers of the step's tokens from their projections, `[num_tokens, num_layers * width]`.
     fn combine(

@@ -84,8 +84,8 @@ impl RopeTable {
         self
     }
 
-    /// The cosines of a token, then its sines: `[2 * half_dim]`. `positions` has those of all tokens of the step, or
-    /// is empty where each token is at its position in the sequence.
+    /// The cosines of a token, then its sines: `[2 * half_dim]`. `positions` has one entry for each token of the step,
+    /// or is empty where each token is at its position in the sequence.
     pub fn row_of(
         &self,
         token: usize,

@@ -222,7 +222,7 @@ impl<D: Device> ResidualStream<D> {
         }
     }
 
-    /// Adds the rows of images to those of their tokens.
+    /// Adds the rows of images to the rows of their tokens.
     pub fn add_image_rows(&mut self, device: &mut D, ops: D::States, images: &[ImageRows<'_>]) {
         for image in images {
             let first = image.first_token as usize;

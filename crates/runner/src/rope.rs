@@ -38,7 +38,7 @@ pub enum RopeAxes {
 }
 
 impl RopeAxes {
-    /// The axis of each pair, `[num_pairs]`, as an index of the positions; `None` if all have the same one.
+    /// The axis of each pair, `[num_pairs]`, as an index of the positions; `None` if each token has one position.
     fn of_pairs(self, num_pairs: usize) -> Option<Vec<u8>> {
         let axis = |pair: usize| match self {
             Self::Sequence => 0,

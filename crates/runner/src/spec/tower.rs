@@ -63,15 +63,15 @@ pub enum TileSizes {
 pub enum PositionTable {
     /// One row for each row of the encoder, in order.
     InOrder,
-    /// Rows for a square of this many patches per side, between which those of a tile are interpolated: the corners of
-    /// the tile are at those of the square.
+    /// Rows for a square of this many patches per side, between which the positions of a tile are interpolated:
+    /// corners of the tile are at corners of the square.
     Interpolated {
         /// The side of the square.
         side: usize,
     },
 }
 
-/// Layers in which patches see only those of their window.
+/// Layers in which patches see only their window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TowerWindows {
     /// The side of a window in rows and columns of tokens. Windows at the end of a tile may be smaller.

@@ -33,7 +33,7 @@ pub(crate) struct ImageInputs<'a> {
     pub rows: Vec<ImageRows<'a>>,
     /// For each of the first layers, what is added behind it.
     pub deep_rows: Vec<Vec<ImageRows<'a>>>,
-    /// Those of all tokens, if some differ from the places in the KV cache.
+    /// The positions of all tokens, if some differ from the places in the KV cache.
     pub positions: &'a [AxisPositions],
     /// The tokens that see each other: of each image, all.
     pub mutual: Vec<Range<u32>>,

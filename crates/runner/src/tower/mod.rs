@@ -4,7 +4,7 @@
 //! tower_source.rs     the weights of a tower in a checkpoint
 //! tower_weights.rs    packed for a device
 //! tile_layout.rs      the order and the positions of patches, and which of them see each other
-//! patch_positions.rs  learned positions between those of a square
+//! patch_positions.rs  learned positions, interpolated in a square
 //! projector.rs        from encoded patches to rows
 //! encoder.rs          the tower on a device, one tile after the other
 //! rows_of_image.rs    from the rows of tiles to the rows of an image

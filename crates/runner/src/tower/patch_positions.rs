@@ -1,4 +1,4 @@
-//! Learned positions of patches that are interpolated between those of a square.
+//! Learned positions of patches, interpolated in a square of positions.
 
 use bytemuck::allocation::try_zeroed_vec;
 

@@ -27,7 +27,7 @@ pub(super) struct ProjectorWeights<D: Device> {
     row_width: usize,
 }
 
-/// The activations of all projectors of a tower, which have the same widths.
+/// The activations of all projectors of a tower, whose widths are equal.
 pub(super) struct ProjectorBuffers<D: Device> {
     /// `[max_num_tokens, merge_size^2 * hidden_size]`.
     merged: (D::Sums, D::Inputs),

@@ -14,7 +14,7 @@ pub(super) struct TileLayout {
     num_patches_per_token: usize,
     /// The token at each place, as its number in the tile; empty if all are at their own.
     order: Vec<u32>,
-    /// Those of each row of the encoder.
+    /// The positions of each row of the encoder.
     positions: Vec<AxisPositions>,
     whole: Vec<KvSpan>,
     /// One for each window; empty without windows.
@@ -26,7 +26,7 @@ pub(super) struct TileLayout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LayerRun {
     pub layers: Range<usize>,
-    /// Whether patches see only those of their window.
+    /// Whether patches see only their window.
     pub has_windows: bool,
     /// The deep projector that reads its result.
     pub deep_projector: Option<usize>,
@@ -146,7 +146,7 @@ impl TowerSpec {
         runs
     }
 
-    /// The most windows of a tile: those of a strip of one token, which has most.
+    /// The most windows of a tile: a strip of one token has most.
     pub(crate) fn max_num_windows(&self) -> usize {
         let of_strip = |windows: &TowerWindows| self.max_num_tokens().div_ceil(windows.side);
         self.windows.as_ref().map_or(1, of_strip)

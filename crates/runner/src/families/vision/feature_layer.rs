@@ -10,7 +10,7 @@ use inflight_checkpoint::JsonFile;
 /// last layer if it is negative.
 ///
 /// # Errors
-/// It is no layer, or several.
+/// The value is no layer, or several.
 pub fn num_read_layers(
     config: &JsonFile,
     default: i64,

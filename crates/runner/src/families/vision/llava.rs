@@ -1,9 +1,9 @@
 //! LLaVA 1.5, LLaVA-NeXT (LLaVA 1.6) and LLaVA-OneVision: an encoder of tiles, and two linear layers.
 //!
 //! The encoder is a [CLIP or a SigLIP](super::clip_encoder). Rows are made of the patches behind the layer that
-//! `vision_feature_layer` counts, the last but one by default, and the last one in LLaVA-OneVision, without a norm. LLaVA
-//! 1.5 has one tile. The others have a tile with all of the image, and tiles of the image side by side, whose lines end
-//! with a row of their own.
+//! `vision_feature_layer` counts, the last but one by default, and the last one in LLaVA-OneVision, without a norm.
+//! LLaVA 1.5 has one tile. The others have a tile with all of the image, and tiles of the image side by side, whose
+//! lines end with a row of their own.
 //!
 //! Source: modeling_llava.py, modeling_llava_next.py and modeling_llava_onevision.py of transformers; Liu et al.,
 //! arXiv:2310.03744; Li et al., arXiv:2408.03326.

@@ -1,7 +1,7 @@
 //! Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and 3.6: an encoder of images of any size, and two linear layers.
 //!
-//! An image is one tile, whose patches come in squares of `spatial_merge_size`: each square becomes a token. Patches are
-//! rotated by their row and column. Tokens have three positions in the language model (M-RoPE).
+//! An image is one tile, whose patches come in squares of `spatial_merge_size`: each square becomes a token. Patches
+//! are rotated by their row and column. Tokens have three positions in the language model (M-RoPE).
 //!
 //! ```text
 //!                 norms        feed-forward    beside                               pairs of M-RoPE
