@@ -58,7 +58,7 @@ impl<'a> ProjectorSource<'a> {
                 Some((name, norm)) => {
                     let module = module_of(name);
                     let source = NormSource::find(tensors, norm, module, merged_width)?;
-                    Some((norm.clone(), source))
+                    Some((*norm, source))
                 }
                 None => None,
             },
@@ -86,7 +86,7 @@ impl<'a> ProjectorSource<'a> {
     ) -> Result<ProjectorWeights<D>, LoadError> {
         Ok(ProjectorWeights {
             norm: match &self.norm {
-                Some((spec, norm)) => Some((spec.clone(), norm.load(packer)?)),
+                Some((spec, norm)) => Some((*spec, norm.load(packer)?)),
                 None => None,
             },
             inner: match &self.inner {
