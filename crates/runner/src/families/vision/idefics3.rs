@@ -88,6 +88,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         projector: ProjectorSpec {
             merge_size,
             norm: None,
+            merging: None,
             inner: None,
             projection: Projection::single(
                 PROJECTOR,

@@ -103,6 +103,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         projector: ProjectorSpec {
             merge_size,
             norm: Some(("multi_modal_projector.layer_norm", PROJECTOR_NORM)),
+            merging: None,
             inner: Some(InnerProjection {
                 projection: linear(FIRST, merge_size * merge_size * hidden),
                 activation: PlainActivation::Of(act),

@@ -7,6 +7,7 @@ mod idefics3;
 mod internvl;
 mod llava;
 mod patch_grid;
+mod pixtral;
 mod qwen_vl;
 
 use crate::spec::{ModelSpec, TowerSpec};
@@ -21,13 +22,14 @@ struct Tower {
     describe: fn(&JsonFile, &ModelSpec) -> Result<TowerSpec, LoadError>,
 }
 
-const TOWERS: [Tower; 12] = [
+const TOWERS: [Tower; 13] = [
     idefics3::IDEFICS3,
     idefics3::SMOL_VLM,
     llava::LLAVA,
     llava::LLAVA_NEXT,
     llava::LLAVA_ONEVISION,
     internvl::INTERN_VL,
+    pixtral::MISTRAL3,
     qwen_vl::QWEN2_VL,
     qwen_vl::QWEN2_5_VL,
     qwen_vl::QWEN3_VL,

@@ -159,6 +159,7 @@ fn describe(config: &JsonFile, model: &ModelSpec, form: &Form) -> Result<TowerSp
     let projector = |norm, first, second| ProjectorSpec {
         merge_size,
         norm,
+        merging: None,
         inner: Some(InnerProjection {
             projection: Projection::single(first, merged, merged).with_bias(true),
             activation: PlainActivation::Of(Activation::Gelu),
