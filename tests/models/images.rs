@@ -25,7 +25,7 @@ use crate::support::{
 };
 use crate::transformers::Prompt;
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 15] = [
     "images/smolvlm",
     "images/idefics3",
     "images/llava",
@@ -39,6 +39,8 @@ const NAMES: [&str; 13] = [
     "images/qwen3-vl",
     "images/qwen3-5-vl",
     "images/gemma3",
+    "images/pixtral",
+    "images/mistral3",
 ];
 const IMAGE_TOKEN: TokenId = 7;
 
@@ -119,19 +121,30 @@ fn images_of(name: &str, prompt: &[TokenId], numbers: &[usize]) -> PromptImages 
     let source = open(name);
     let (tower, width) = (source.tower().expect("a tower"), source.spec().hidden_size);
     let mut end = 0;
-    let spans = numbers.iter().map(|&number| {
+    let mut spans = Vec::new();
+    for &number in numbers {
         let patches = expected.images[number].patches(width);
         let num_tokens = patches.num_tokens;
-        let start = prompt[end..].iter().position(|&token| token == IMAGE_TOKEN);
-        let position = end + start.expect("a token for each row");
-        end = position + num_tokens;
-        let num_tokens = Tokens(num_tokens as u32);
         let num_positions = Tokens(tower.num_positions(&patches));
-        let image = PromptImage::new(number as u128, num_tokens, Arc::new(patches));
+        let image = PromptImage::new(number as u128, Tokens(num_tokens as u32), Arc::new(patches));
         let image = image.at_positions(num_positions);
-        ImageSpan::of(Tokens(position as u32), image)
-    });
-    PromptImages::new(spans.collect())
+        let mut first_row = 0;
+        while first_row < num_tokens {
+            let start = prompt[end..].iter().position(|&token| token == IMAGE_TOKEN);
+            let position = end + start.expect("a token for each row");
+            let run = prompt[position..].iter().take(num_tokens - first_row);
+            let run_len = run.take_while(|&&token| token == IMAGE_TOKEN).count();
+            spans.push(ImageSpan {
+                position: Tokens(position as u32),
+                image: image.clone(),
+                first_row: Tokens(first_row as u32),
+                num_tokens: Tokens(run_len as u32),
+            });
+            first_row += run_len;
+            end = position + run_len;
+        }
+    }
+    PromptImages::new(spans)
 }
 
 fn image_request(
@@ -424,8 +437,8 @@ fn parts_of_llava_that_are_not_computed_are_refused_by_name() {
         "vision_feature_layer: 5 is not one layer of 4",
     );
     refused(
-        json!({"vision_config": {"model_type": "pixtral"}}),
-        "vision_config.model_type: 'pixtral'",
+        json!({"vision_config": {"model_type": "dinov2"}}),
+        "vision_config.model_type: 'dinov2'",
     );
     let siglip = json!({"model_type": "siglip_vision_model", "patch_size": 14});
     refused(
@@ -735,12 +748,16 @@ fn requests(name: &str) -> Vec<Request> {
     let prompt = Expected::read(name).prompts.remove(0);
     let ids = prompt.prompt.prompt;
     let images = images_of(name, &ids, &prompt.images);
-    let [first, second] = images.spans() else {
-        panic!("{name} has two images in its prompt");
+    // With what is between lines of its rows.
+    let tokens_of = |number: usize| {
+        let spans = images.spans().iter();
+        let spans: Vec<_> = spans
+            .filter(|it| it.image.hash() == number as u128)
+            .collect();
+        ids[spans[0].position.index()..spans[spans.len() - 1].end().index()].to_vec()
     };
-    let tokens_of = |span: &ImageSpan| vec![IMAGE_TOKEN; span.image.num_tokens().index()];
     let text = |len: u32, factor: u32| (0..len).map(move |it| 10 + it * factor % 140);
-    let (of_first, of_second) = (tokens_of(first), tokens_of(second));
+    let (of_first, of_second) = (tokens_of(0), tokens_of(1));
     let twice: Vec<_> = of_first
         .iter()
         .copied()
@@ -777,6 +794,7 @@ fn schedules_change_no_bit_of_answers_about_images() {
             .map(|request| serve_alone(&mut setup(name).load(name), &setup(name), request))
             .collect();
         let sizes = requests[0].images.spans().iter();
+        let sizes = sizes.filter(|span| span.first_row == Tokens::ZERO);
         let sizes: Vec<_> = sizes.map(|span| span.image.num_tokens().0).collect();
         // Room for two prompts, and hardly for their outputs.
         let blocks = requests[..2].iter().map(|it| it.prompt.len().div_ceil(4));

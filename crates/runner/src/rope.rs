@@ -35,6 +35,9 @@ pub enum RopeAxes {
     /// The row rotates half of the pairs, and the column the other half, with the frequencies of a head of half the
     /// width: patches in a vision tower.
     Plane,
+    /// Likewise, with the frequencies of a whole head, of which the row has every second one from the first on, and the
+    /// column the others (Pixtral).
+    PlaneInTurn,
 }
 
 impl RopeAxes {
@@ -49,7 +52,7 @@ impl RopeAxes {
                 turn if pair < 3 * sections[turn] => turn as u8,
                 _ => 0,
             },
-            Self::Plane => 1 + u8::from(pair >= num_pairs / 2),
+            Self::Plane | Self::PlaneInTurn => 1 + u8::from(pair >= num_pairs / 2),
         };
         match self {
             Self::Sequence => None,
@@ -172,11 +175,12 @@ impl Rope {
     pub fn frequencies(&self, head_dim: usize, max_seq_len: usize) -> Vec<f32> {
         let rotary_dim = self.rotary_dim;
         let pairs = rotary_dim / 2;
-        let pairs_of_axis = match self.axes {
-            RopeAxes::Plane => pairs / 2,
-            _ => pairs,
+        let half = (pairs / 2).max(1);
+        let exponent = |pair: usize| match self.axes {
+            RopeAxes::Plane => (pair % half) as f64 / half as f64,
+            RopeAxes::PlaneInTurn => (pair % half * 2 + pair / half) as f64 / pairs as f64,
+            _ => pair as f64 / pairs as f64,
         };
-        let exponent = |pair: usize| (pair % pairs_of_axis) as f64 / pairs_of_axis as f64;
         let plain = (0..pairs).map(|pair| self.theta.powf(-exponent(pair)));
         let scaled: Vec<f64> = match self.scaling {
             RopeScaling::None => plain.collect(),
@@ -314,9 +318,20 @@ mod tests {
             ..Rope::none()
         };
         assert_eq!(rope.pair_axes(12), Some(vec![1, 1, 2, 2, 0, 0]));
-        let expected = [1.0, 0.1, 1.0, 0.1, 0.0, 0.0];
-        for (frequency, expected) in rope.frequencies(12, 100).iter().zip(expected) {
-            assert!((frequency - expected).abs() < 1e-7, "{frequency}");
+        let in_turn = Rope {
+            theta: 10_000.0,
+            axes: RopeAxes::PlaneInTurn,
+            ..rope.clone()
+        };
+        assert_eq!(in_turn.pair_axes(12), rope.pair_axes(12));
+        let frequencies = [
+            (rope, [1.0, 0.1, 1.0, 0.1, 0.0, 0.0]),
+            (in_turn, [1.0, 0.01, 0.1, 0.001, 0.0, 0.0]),
+        ];
+        for (rope, expected) in frequencies {
+            for (frequency, expected) in rope.frequencies(12, 100).iter().zip(expected) {
+                assert!((frequency - expected).abs() < 1e-7, "{frequency}");
+            }
         }
     }
 

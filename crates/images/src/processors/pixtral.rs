@@ -19,6 +19,8 @@ struct Pixtral {
     max_size: (usize, usize),
     /// The side of a token in pixels.
     side: usize,
+    /// The most tokens of an image, without those behind its lines.
+    max_tokens: usize,
     row_end: String,
     end: String,
 }
@@ -58,6 +60,7 @@ pub fn read(mut files: ProcessorFiles) -> Result<ImageProcessor, LoadError> {
         filter,
         max_size,
         side: patch_side * merge,
+        max_tokens: usize::MAX,
         row_end,
         end,
     };
@@ -93,7 +96,22 @@ impl Pixtral {
                 remedy: "cut the image into parts".to_owned(),
             });
         }
-        Ok((rows, columns))
+        match rows.saturating_mul(columns) <= self.max_tokens {
+            true => Ok((rows, columns)),
+            false => Ok(self.largest_grid((height, width))),
+        }
+    }
+
+    /// Rows and columns of tokens of an image that would have more than it may have: about its shape, and at least one
+    /// of each.
+    fn largest_grid(&self, (height, width): (usize, usize)) -> (usize, usize) {
+        let shrink = (self.max_tokens as f64 / (height as f64 * width as f64)).sqrt();
+        let fit = |side: usize| ((side as f64 * shrink) as usize).clamp(1, self.max_tokens);
+        let (rows, columns) = (fit(height), fit(width));
+        (
+            rows.min(self.max_tokens / columns),
+            columns.min(self.max_tokens / rows),
+        )
     }
 }
 
@@ -107,9 +125,42 @@ impl Tiling for Pixtral {
         Ok(prompt.with_image_tokens(columns).with_text(&self.end))
     }
 
+    fn limit_tokens(&mut self, max_tokens: usize) {
+        self.max_tokens = self.max_tokens.min(max_tokens.max(1));
+    }
+
     fn tiles(&self, image: &Pixels, _num_images: usize) -> Result<Vec<Pixels>, ImageError> {
         let (rows, columns) = self.grid(image.size())?;
         let size = (rows * self.side, columns * self.side);
         Ok(vec![resize(image, size, self.filter)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_have_no_more_tokens_than_there_may_be() {
+        let mut processor = Pixtral {
+            filter: Filter::Bicubic,
+            max_size: (1540, 1540),
+            side: 28,
+            max_tokens: usize::MAX,
+            row_end: "[IMG_BREAK]".to_owned(),
+            end: "[IMG_END]".to_owned(),
+        };
+        let grid = |processor: &Pixtral, size| processor.grid(size).expect("a size that fits");
+        assert_eq!(grid(&processor, (2800, 1400)), (55, 28), "shrunk");
+        assert_eq!(grid(&processor, (280, 141)), (10, 6));
+        processor.limit_tokens(60);
+        assert_eq!(grid(&processor, (280, 141)), (10, 6));
+        assert_eq!(grid(&processor, (2800, 1400)), (10, 5));
+        assert_eq!(grid(&processor, (1540, 10)), (55, 1), "few enough");
+        processor.limit_tokens(7);
+        assert_eq!(grid(&processor, (10, 1540)), (1, 7), "cut to what fits");
+        assert_eq!(grid(&processor, (700, 700)), (2, 2));
+        let prompt = processor.prompt((700, 700), 1).expect("a size that fits");
+        assert_eq!(prompt.num_image_tokens(), 4);
     }
 }

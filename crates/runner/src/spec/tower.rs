@@ -56,6 +56,11 @@ pub enum TileSizes {
         /// Patches of the largest tile.
         max_num_patches: usize,
     },
+    /// Likewise, with patches row after row.
+    Rows {
+        /// Patches of the largest tile.
+        max_num_patches: usize,
+    },
 }
 
 /// How learned positions belong to patches.
@@ -100,8 +105,8 @@ pub struct PatchShape {
     pub num_pixels_per_side: usize,
 }
 
-/// How encoded patches become rows: squares of neighbours are joined, perhaps normalised, and projected by one layer or
-/// two.
+/// How encoded patches become rows: squares of neighbours are joined, perhaps normalised, perhaps merged, and projected
+/// by one layer or two.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProjectorSpec {
     /// Patches of each side of a square. Its patches are joined row by row.
@@ -110,16 +115,20 @@ pub struct ProjectorSpec {
     pub has_means: bool,
     /// The norm of joined patches: its module, as wide as these.
     pub norm: Option<(&'static str, NormSpec)>,
+    /// A layer of joined patches in front of the others, `[hidden_size, hidden_size * merge_size^2]`, without an
+    /// activation. It has the values of all patches of a square side by side, one column of the residual stream after
+    /// the other, as PyTorch's `unfold` does.
+    pub merging: Option<Projection>,
     /// The layer in front of the last one, if there are two.
     pub inner: Option<InnerProjection>,
     /// The last layer, `[hidden_size of the language model, num_inputs]`. It reads the inner layer, or joined patches.
     pub projection: Projection,
 }
 
-/// A layer of a projector: `activation(projection(joined patches))`.
+/// A layer of a projector: `activation(projection(joined or merged patches))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InnerProjection {
-    /// `[num_inputs of the last layer, merge_size^2 * hidden_size]`.
+    /// `[num_inputs of the last layer, merge_size^2 * hidden_size]`, or `[.., hidden_size]` behind a merging layer.
     pub projection: Projection,
     /// The activation behind it.
     pub activation: PlainActivation,
@@ -137,7 +146,9 @@ impl TowerSpec {
             TileSizes::Square {
                 num_patches_per_side,
             } => num_patches_per_side.pow(2),
-            TileSizes::Squares { max_num_patches } => max_num_patches,
+            TileSizes::Squares { max_num_patches } | TileSizes::Rows { max_num_patches } => {
+                max_num_patches
+            }
         }
     }
 
@@ -162,7 +173,7 @@ impl TowerSpec {
             TileSizes::Square {
                 num_patches_per_side,
             } => num_patches_per_side / self.projector.merge_size,
-            TileSizes::Squares { .. } => 0,
+            TileSizes::Squares { .. } | TileSizes::Rows { .. } => 0,
         }
     }
 
@@ -177,7 +188,9 @@ impl TowerSpec {
     /// This tower for images of at most so many tokens, if it reads tiles of any size.
     pub fn with_max_tokens(mut self, max_num_tokens: usize) -> Self {
         let num_patches = max_num_tokens.saturating_mul(self.num_patches_per_token());
-        if let TileSizes::Squares { max_num_patches } = &mut self.tiles {
+        if let TileSizes::Squares { max_num_patches } | TileSizes::Rows { max_num_patches } =
+            &mut self.tiles
+        {
             *max_num_patches = num_patches.min(*max_num_patches);
         }
         self

@@ -264,7 +264,9 @@ impl TowerSpec {
         let rows = self.max_num_tokens() * (self.merged_width() + self.row_width());
         let inner = self.projector.inner.as_ref();
         let inner = inner.map_or(0, |inner| inner.projection.num_outputs());
-        (size_of::<f32>() + size_of::<bf16>()) * (patches + rows)
+        let merging = self.projector.merging.as_ref();
+        let merging = merging.map_or(0, |merging| self.max_num_tokens() * merging.num_outputs());
+        (size_of::<f32>() + size_of::<bf16>()) * (patches + rows + merging)
             + size_of::<bf16>() * self.max_num_tokens() * inner
     }
 
@@ -273,6 +275,7 @@ impl TowerSpec {
     /// ```text
     /// merge_size 2, patches of a tile      a b c d      rows   a b e f      or   (a + b + e + f) / 4
     ///                                      e f g h             c d g h           (c + d + g + h) / 4
+    /// for a merging layer                  first row           a0 b0 e0 f0 a1 b1 ..
     /// ```
     fn merge(&self, tile: TileGrid, encoded: &[f32]) -> Vec<f32> {
         if let TileSizes::Squares { .. } = self.tiles {
@@ -289,9 +292,16 @@ impl TowerSpec {
                 }
             }
         }
-        match self.projector.has_means {
-            true => means(&rows, merged.pow(2), width),
-            false => rows,
+        match self.projector.merging {
+            Some(_) => rows
+                .chunks_exact(merged * merged * width)
+                .flat_map(|square| {
+                    let columns = 0..width;
+                    columns.flat_map(move |column| square[column..].iter().step_by(width).copied())
+                })
+                .collect(),
+            None if self.projector.has_means => means(&rows, merged.pow(2), width),
+            None => rows,
         }
     }
 
@@ -311,7 +321,8 @@ impl TowerSpec {
                     TileSizes::Square {
                         num_patches_per_side: side,
                     } => format!("tiles of {side} x {side}"),
-                    TileSizes::Squares { max_num_patches } => format!(
+                    TileSizes::Squares { max_num_patches }
+                    | TileSizes::Rows { max_num_patches } => format!(
                         "tiles of up to {max_num_patches} patches, with rows and columns that are multiples of {merge}"
                     ),
                 }
@@ -340,7 +351,7 @@ impl TowerSpec {
             TileSizes::Square {
                 num_patches_per_side: side,
             } => [tile.rows, tile.columns] == [side; 2],
-            TileSizes::Squares { max_num_patches } => {
+            TileSizes::Squares { max_num_patches } | TileSizes::Rows { max_num_patches } => {
                 let merge = self.projector.merge_size;
                 let sides = [tile.rows, tile.columns];
                 let is_whole = sides.iter().all(|&it| it > 0 && it.is_multiple_of(merge));

@@ -12,6 +12,7 @@ use inflight_device::{Device, InnerActivation, Linear, Norm, Output, PlainActiva
 /// The weights of a projector in a checkpoint.
 pub(super) struct ProjectorSource<'a> {
     norm: Option<(NormSpec, NormSource<'a>)>,
+    merging: Option<ProjectionSource<'a>>,
     inner: Option<(ProjectionSource<'a>, PlainActivation)>,
     projection: ProjectionSource<'a>,
 }
@@ -20,7 +21,9 @@ pub(super) struct ProjectorSource<'a> {
 pub(super) struct ProjectorWeights<D: Device> {
     /// Of joined patches.
     norm: Option<(NormSpec, NormWeights<D>)>,
-    /// `[num_inputs of the projection, merge_size^2 * hidden_size]`.
+    /// `[hidden_size, hidden_size * merge_size^2]`.
+    merging: Option<Linear<D>>,
+    /// `[num_inputs of the projection, merge_size^2 * hidden_size]`, or `[.., hidden_size]` behind a merging layer.
     inner: Option<(Linear<D>, InnerActivation)>,
     /// `[row_width, num_inputs]`.
     projection: Linear<D>,
@@ -31,7 +34,9 @@ pub(super) struct ProjectorWeights<D: Device> {
 pub(super) struct ProjectorBuffers<D: Device> {
     /// `[max_num_tokens, merge_size^2 * hidden_size]`.
     merged: (D::Sums, D::Inputs),
-    /// `[max_num_tokens, num_inputs of the projection]`, if there are two layers.
+    /// `[max_num_tokens, hidden_size]`, if there is a merging layer.
+    merging: Option<(D::Sums, D::Inputs)>,
+    /// `[max_num_tokens, num_inputs of the projection]`, if there is an inner layer.
     inner: Option<D::Inputs>,
     /// `[max_num_tokens, row_width]`.
     rows: (D::Sums, D::Inputs),
@@ -62,6 +67,7 @@ impl<'a> ProjectorSource<'a> {
                 }
                 None => None,
             },
+            merging: spec.merging.as_ref().map(find).transpose()?,
             inner: match &spec.inner {
                 Some(inner) => Some((find(&inner.projection)?, inner.activation)),
                 None => None,
@@ -73,7 +79,8 @@ impl<'a> ProjectorSource<'a> {
     /// Its linear layers.
     pub(super) fn projections(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
         let inner = self.inner.as_ref().map(|(projection, _)| projection);
-        inner.into_iter().chain([&self.projection])
+        let layers = self.merging.iter().chain(inner);
+        layers.chain([&self.projection])
     }
 
     /// Reads and packs the weights.
@@ -87,6 +94,10 @@ impl<'a> ProjectorSource<'a> {
         Ok(ProjectorWeights {
             norm: match &self.norm {
                 Some((spec, norm)) => Some((*spec, norm.load(packer)?)),
+                None => None,
+            },
+            merging: match &self.merging {
+                Some(merging) => Some(merging.load(packer)?),
                 None => None,
             },
             inner: match &self.inner {
@@ -116,6 +127,10 @@ impl<D: Device> ProjectorBuffers<D> {
         Ok(Self {
             merged: alloc(spec.merged_width())?,
             rows: alloc(spec.row_width())?,
+            merging: match &spec.projector.merging {
+                Some(merging) => Some(alloc(merging.num_outputs())?),
+                None => None,
+            },
             inner: match &spec.projector.inner {
                 Some(inner) => {
                     let width = inner.projection.num_outputs();
@@ -141,12 +156,20 @@ impl<D: Device> ProjectorBuffers<D> {
             None => Norm::Identity,
         };
         device.norm(num_tokens, sums, norm, read);
+        let read = match (&weights.merging, &mut self.merging) {
+            (Some(linear), Some((sums, merged))) => {
+                device.project(num_tokens, read, linear, Output::Store, None, sums);
+                device.norm(num_tokens, sums, Norm::Identity, merged);
+                &*merged
+            }
+            _ => &*read,
+        };
         let read = match (&weights.inner, &mut self.inner) {
             (Some((linear, activation)), Some(inner)) => {
                 device.project_activated(num_tokens, read, linear, *activation, None, inner);
                 &*inner
             }
-            _ => &*read,
+            _ => read,
         };
         let (sums, rows) = &mut self.rows;
         let linear = &weights.projection;

@@ -194,6 +194,13 @@ fn positions(spec: &TowerSpec, tile: TileGrid, order: &[u32]) -> Vec<AxisPositio
     if matches!(spec.tiles, TileSizes::Square { .. }) {
         return Vec::new();
     }
+    if matches!(spec.tiles, TileSizes::Rows { .. }) {
+        let patches = (0..tile.rows as u32).flat_map(|row| {
+            let columns = 0..tile.columns as u32;
+            columns.map(move |column| [0, row, column])
+        });
+        return patches.collect();
+    }
     let (merge, tokens) = (spec.projector.merge_size, spec.token_grid(tile));
     let in_order: Vec<u32>;
     let order = match order.is_empty() {

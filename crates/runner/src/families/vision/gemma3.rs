@@ -97,6 +97,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
         projector: ProjectorSpec {
             merge_size: grid.num_patches_per_side / side,
             has_means: true,
+            merging: None,
             norm: Some((
                 NORM,
                 NormSpec {

@@ -89,6 +89,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
             merge_size,
             has_means: false,
             norm: None,
+            merging: None,
             inner: None,
             projection: Projection::single(
                 PROJECTOR,

@@ -104,6 +104,7 @@ fn describe(config: &JsonFile, model: &ModelSpec) -> Result<TowerSpec, LoadError
             merge_size,
             has_means: false,
             norm: Some(("multi_modal_projector.layer_norm", PROJECTOR_NORM)),
+            merging: None,
             inner: Some(InnerProjection {
                 projection: linear(FIRST, merge_size * merge_size * hidden),
                 activation: PlainActivation::Of(act),

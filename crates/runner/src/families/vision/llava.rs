@@ -1,17 +1,17 @@
 //! LLaVA 1.5, LLaVA-NeXT (LLaVA 1.6) and LLaVA-OneVision: an encoder of tiles, and two linear layers.
 //!
-//! The encoder is a [CLIP or a SigLIP](super::clip_encoder). Rows are made of the patches behind the layer that
-//! `vision_feature_layer` counts, the last but one by default, and the last one in LLaVA-OneVision, without a norm.
-//! LLaVA 1.5 has one tile. The others have a tile with all of the image, and tiles of the image side by side, whose
-//! lines end with a row of their own.
+//! The encoder is a [CLIP or a SigLIP](super::clip_encoder), or [Pixtral](super::pixtral)'s. Rows are made of the
+//! patches behind the layer that `vision_feature_layer` counts, the last but one by default, and the last one in
+//! LLaVA-OneVision, without a norm. LLaVA 1.5 has one tile. The others have a tile with all of the image, and tiles of
+//! the image side by side, whose lines end with a row of their own.
 //!
 //! Source: modeling_llava.py, modeling_llava_next.py and modeling_llava_onevision.py of transformers; Liu et al.,
 //! arXiv:2310.03744; Li et al., arXiv:2408.03326.
 
 use serde_json::{Map, Value, json};
 
-use super::Tower;
 use super::clip_encoder::{CLIP, Kind, ReadDefaults, ReadEncoder, SIGLIP};
+use super::{Tower, pixtral};
 use crate::families::dimensions::activation;
 use crate::rope::RopeAxes;
 use crate::spec::{
@@ -83,6 +83,9 @@ fn describe(config: &JsonFile, model: &ModelSpec, own: &Own) -> Result<TowerSpec
         Some(vision) => vision,
         None => JsonFile::new(config.path(), "vision_config.", default_vision(own.sizes)),
     };
+    if own.line_end.is_none() && pixtral::is_pixtral(&vision)? {
+        return pixtral::describe_llava(config, &vision, model);
+    }
     let of = (model, FIRST);
     let ReadEncoder {
         spec,
@@ -109,6 +112,7 @@ fn describe(config: &JsonFile, model: &ModelSpec, own: &Own) -> Result<TowerSpec
             merge_size: 1,
             has_means: false,
             norm: None,
+            merging: None,
             inner: Some(InnerProjection {
                 projection: linear(FIRST, hidden),
                 activation: PlainActivation::Of(act),

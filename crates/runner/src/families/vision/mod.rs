@@ -8,6 +8,7 @@ mod idefics3;
 mod internvl;
 mod llava;
 mod patch_grid;
+mod pixtral;
 mod qwen_vl;
 
 use crate::spec::{ModelSpec, TowerSpec};
@@ -22,7 +23,7 @@ struct Tower {
     describe: fn(&JsonFile, &ModelSpec) -> Result<TowerSpec, LoadError>,
 }
 
-const TOWERS: [Tower; 13] = [
+const TOWERS: [Tower; 14] = [
     gemma3::GEMMA3,
     idefics3::IDEFICS3,
     idefics3::SMOL_VLM,
@@ -30,6 +31,7 @@ const TOWERS: [Tower; 13] = [
     llava::LLAVA_NEXT,
     llava::LLAVA_ONEVISION,
     internvl::INTERN_VL,
+    pixtral::MISTRAL3,
     qwen_vl::QWEN2_VL,
     qwen_vl::QWEN2_5_VL,
     qwen_vl::QWEN3_VL,

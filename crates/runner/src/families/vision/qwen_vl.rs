@@ -160,6 +160,7 @@ fn describe(config: &JsonFile, model: &ModelSpec, form: &Form) -> Result<TowerSp
         merge_size,
         has_means: false,
         norm,
+        merging: None,
         inner: Some(InnerProjection {
             projection: Projection::single(first, merged, merged).with_bias(true),
             activation: PlainActivation::Of(Activation::Gelu),
