@@ -74,7 +74,7 @@ fn stop_spec(sequence: u64, client_id: &str) -> Spec {
 
 /// Executes until all of these requests have ended.
 fn finish(server: &Server, requests: &[RawRequest]) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(300);
     loop {
         let is_left = |request: &RawRequest| server.host.place(*request) != Where::Released;
         let left: Vec<_> = requests.iter().copied().filter(is_left).collect();
