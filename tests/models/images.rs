@@ -447,17 +447,73 @@ fn parts_of_llava_that_are_not_computed_are_refused_by_name() {
     );
 }
 
+/// A section of a fixture's config with another value.
+fn section(name: &str, section: &str, key: &str, value: Value) -> Value {
+    let text = fs::read_to_string(fixture(name).join("config.json")).expect("config.json");
+    let mut config: Value = serde_json::from_str(&text).expect("config.json");
+    config[section][key] = value;
+    json!({section: config[section]})
+}
+
+#[test]
+fn parts_of_pixtral_that_are_not_computed_are_refused_by_name() {
+    let refused = |name: &str, config: Value, expected: &str| {
+        let error = error_with(name, config);
+        assert!(error.contains(expected), "{error}");
+    };
+    let of_vision = |key: &str, value: Value, expected: &str| {
+        let name = "images/mistral3";
+        refused(name, section(name, "vision_config", key, value), expected);
+    };
+    of_vision(
+        "num_attention_heads",
+        json!(6),
+        "vision_config.num_attention_heads: 6 is not such that heads of",
+    );
+    of_vision("patch_size", json!(4096), "vision_config.patch_size: 4096");
+    of_vision(
+        "rope_parameters",
+        json!({"rope_type": "yarn", "rope_theta": 50.0}),
+        "rope_type: 'yarn' is not 'axial'",
+    );
+    of_vision(
+        "model_type",
+        json!("siglip_vision_model"),
+        "vision_config.model_type: 'siglip_vision_model' is not 'pixtral'",
+    );
+    refused(
+        "images/mistral3",
+        json!({"spatial_merge_size": 3000}),
+        "spatial_merge_size: 3000 is not such that",
+    );
+    refused(
+        "images/mistral3",
+        json!({"spatial_merge_size": 3}),
+        "multi_modal_projector.patch_merger.merging_layer.weight",
+    );
+    let eps = section(
+        "images/mistral3",
+        "text_config",
+        "rms_norm_eps",
+        json!(1e-6),
+    );
+    refused(
+        "images/mistral3",
+        eps,
+        "text_config.rms_norm_eps: 0.000001 is not 0.00001",
+    );
+    refused(
+        "images/pixtral",
+        json!({"vision_feature_select_strategy": "default"}),
+        "vision_feature_select_strategy: 'default' is not 'full'",
+    );
+}
+
 #[test]
 fn contradictions_in_configs_of_qwen_are_refused_by_name() {
     let refused = |name: &str, config: Value, expected: &str| {
         let error = error_with(name, config);
         assert!(error.contains(expected), "{error}");
-    };
-    let section = |name: &str, section: &str, key: &str, value: Value| {
-        let text = fs::read_to_string(fixture(name).join("config.json")).expect("config.json");
-        let mut config: Value = serde_json::from_str(&text).expect("config.json");
-        config[section][key] = value;
-        json!({section: config[section]})
     };
     let of_vision = |name: &str, key: &str, value: Value, expected: &str| {
         refused(name, section(name, "vision_config", key, value), expected);

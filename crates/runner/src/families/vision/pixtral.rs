@@ -1,9 +1,9 @@
 //! Pixtral, the encoder of Pixtral 12B and Mistral Small 3.1 and later: images of any size, and linear layers.
 //!
 //! An image is one tile, whose patches come row after row and are rotated by their row and column. RMSNorm behind the
-//! embedding of patches and in front of each block, gated feed-forward blocks, and no biases. Pixtral 12B is a LLaVA: each
-//! patch becomes a row. Mistral 3 has a norm behind the layers, and squares of `spatial_merge_size` patches a side are
-//! merged by a layer without an activation in front of LLaVA's two.
+//! embedding of patches and in front of each block, gated feed-forward blocks, and no biases. Pixtral 12B is a LLaVA:
+//! each patch becomes a row. Mistral 3 has a norm behind the layers, and squares of `spatial_merge_size` patches a side
+//! are merged by a layer without an activation in front of LLaVA's two.
 //!
 //! The rows of an image in a prompt have tokens of the text between their lines, and ordinary positions.
 //!
