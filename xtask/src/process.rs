@@ -2,8 +2,10 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use crate::Result;
 use crate::workspace;
@@ -65,6 +67,18 @@ pub fn spawn_guarded(command: &mut Command) -> Result<Child> {
 pub fn terminate(child: &Child) {
     // SAFETY: kill(2) takes no pointers; the child has not been waited for, so the id is still its own.
     unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
+}
+
+/// The time of processors that the children of this process, and theirs, have used, once they were waited for.
+pub fn time_of_children() -> Duration {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: getrusage(2) writes one structure of this type; all of its bytes may be zero.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let microseconds = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
+    Duration::from_micros((microseconds(usage.ru_utime) + microseconds(usage.ru_stime)) as u64)
 }
 
 /// An exit status in words.

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 
-use crate::{Result, side_by_side};
+use crate::{Result, process, side_by_side};
 use commands::run_step;
 use report::Outcome;
 use step::Step;
@@ -57,7 +57,12 @@ pub fn run(options: &Options) -> Result<()> {
     let tier = options.tier();
     if options.is_part {
         let mut steps = options.steps.iter();
-        return steps.try_for_each(|&step| run_step(step, tier, &options.pytest));
+        let ended = steps.try_for_each(|&step| run_step(step, tier, &options.pytest));
+        eprintln!(
+            "{:.0} s of processor time",
+            process::time_of_children().as_secs_f64()
+        );
+        return ended;
     }
     if let Err(error) = fs::remove_file(report::skipped_tests_file())
         && error.kind() != ErrorKind::NotFound
