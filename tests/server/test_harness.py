@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 
 import grpc
 import pytest
@@ -249,8 +250,10 @@ def test_a_model_that_stays_is_one_of_which_triton_logs_a_loss(repository):
 class Item:
     """A test, as pytest collects it."""
 
-    def __init__(self, path, name, mark=None):
-        self.path, self.nodeid, self.mark = path, f"{path}::{name}", mark
+    def __init__(self, path, name, mark=None, deployment=None):
+        self.path, self.nodeid, self.mark = pathlib.Path(path), f"{path}::{name}", mark
+        if deployment:
+            self.callspec = types.SimpleNamespace(params={"deployment": deployment})
 
     def get_closest_marker(self, name):
         return self.mark if name == self.mark else None
@@ -299,8 +302,31 @@ def test_each_test_is_in_one_tier_and_the_summary_gets_those_that_the_quick_tier
     assert sorted(quick + rest + shipped) == sorted(chosen(tier="all")) == sorted(item.nodeid for item in variants + others)
 
 
+def test_the_tests_of_a_file_have_one_deployment_in_the_quick_tier(monkeypatch, tmp_path):
+    monkeypatch.setattr(left_out, "FILE", tmp_path / "left_out")
+    names = [f"test_{function}[{{}}-{variant}]" for function in "abc" for variant in range(8)]
+    deployments = ("iterative", "queued")
+    by_deployment = [Item("test_file.py", name.format(own), deployment=own) for own in deployments for name in names]
+    only_queued = Item("test_file.py", "test_d[queued]", deployment="queued")
+
+    def chosen(seed):
+        items = [*by_deployment, only_queued]
+        tiers.deselect(Config(tier="quick", seed=seed), items)
+        return items
+
+    of_files = set()
+    for seed in range(20):
+        *others, last = chosen(str(seed))
+        assert len(others) == 6 and last is only_queued
+        (own,) = {item.callspec.params["deployment"] for item in others}
+        of_files.add(own)
+    assert of_files == set(deployments)
+    assert chosen("1") == chosen("1")
+
+
 TESTS = """
 import threading
+import types
 
 import pytest
 

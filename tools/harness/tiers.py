@@ -1,7 +1,7 @@
 """Which tests of the server a run has (`cargo xtask test`).
 
 The quick tier has every test function that is not marked `complete`, and of one with many variants some, chosen by the
-commit. What the quick tier leaves out is divided into ten parts, file by file. Tests marked `shipped` are of packages,
+commit, which also chooses the deployment of a file's tests. What the quick tier leaves out is divided into ten parts, file by file. Tests marked `shipped` are of packages,
 installation and the library as it ships, and need its long build. Three shares of the files run beside each other:
 tests on the stand-in for a GPU and on several ranks, and two halves of the others.
 """
@@ -94,14 +94,19 @@ def number(path):
 
 
 def chosen_variants(items, seed):
-    """The node ids of the quick tier."""
+    """The node ids of the quick tier. The tests of a file run in one deployment as far as they can, so that its servers
+    start once: which one, the seed chooses."""
     functions = {}
     for item in items:
         if not any(item.get_closest_marker(name) for name in ("complete", "shipped")):
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item.nodeid)
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
 
-    def place(nodeid):
-        return hashlib.sha256(f"{seed} {nodeid}".encode()).digest()
+    def hash_of(name):
+        return hashlib.sha256(f"{seed} {name}".encode()).digest()
+
+    def place(item):
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        return hash_of(f"{item.path.name} {parameters.get('deployment')}"), hash_of(item.nodeid)
 
     chosen = (sorted(variants, key=place)[: math.ceil(len(variants) / VARIANTS_PER_SAMPLE)] for variants in functions.values())
-    return {nodeid for variants in chosen for nodeid in variants}
+    return {item.nodeid for variants in chosen for item in variants}
