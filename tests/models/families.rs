@@ -174,28 +174,35 @@ pub fn reusable_families() -> impl Iterator<Item = Family> {
     FAMILIES.into_iter().chain(WITH_GATES).chain(ON_CPUS)
 }
 
-/// Tests with one body, each of one share of the families. The quick tier of `cargo xtask test` has one share, which
-/// the commit chooses.
-macro_rules! on_shares_of_families {
-    ($tests:ident: $body:path) => {
+/// Tests with one body, each of one share of some items, such as families. The quick tier of `cargo xtask test` has one
+/// share, which the commit chooses.
+macro_rules! on_shares {
+    ($tests:ident: 4 of $items:expr, $body:path) => {
         mod $tests {
-            crate::families::on_shares_of_families! {
-                $body;
+            crate::families::on_shares! {
+                $items, 4, $body; share_0_of_4: 0, share_1_of_4: 1, share_2_of_4: 2, share_3_of_4: 3,
+            }
+        }
+    };
+    ($tests:ident: 8 of $items:expr, $body:path) => {
+        mod $tests {
+            crate::families::on_shares! {
+                $items, 8, $body;
                 share_0_of_8: 0, share_1_of_8: 1, share_2_of_8: 2, share_3_of_8: 3,
                 share_4_of_8: 4, share_5_of_8: 5, share_6_of_8: 6, share_7_of_8: 7,
             }
         }
     };
-    ($body:path; $($test:ident: $number:literal,)*) => {
+    ($items:expr, $num:literal, $body:path; $($test:ident: $number:literal,)*) => {
         $(#[test]
         fn $test() {
-            let families = crate::families::all_families();
-            let share: Vec<_> = families.skip($number).step_by(8).collect();
+            let items = IntoIterator::into_iter($items);
+            let share: Vec<_> = items.skip($number).step_by($num).collect();
             $body(&share);
         })*
     };
 }
-pub(crate) use on_shares_of_families;
+pub(crate) use on_shares;
 
 /// All of them.
 pub fn all_families() -> impl Iterator<Item = Family> {

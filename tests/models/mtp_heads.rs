@@ -16,6 +16,7 @@ use crate::batching::each_as_alone;
 use crate::copy::Copy;
 use crate::draft_heads::{drafted, greedy_requests, has_drafts_of};
 use crate::draft_models::{chunked, paused, serves_as_without};
+use crate::families::on_shares;
 use crate::family_rounding::{INT4, INT8};
 use crate::support::{Setup, fixture};
 
@@ -98,10 +99,11 @@ fn all_drafts_of_a_head_that_knows_the_model_are_right() {
     }
 }
 
-#[test]
-fn weights_of_8_and_4_bits_change_nothing_of_it() {
+on_shares! { rounded_weights: 4 of super::RANDOM, super::rounded_weights_change_nothing_of_it }
+
+fn rounded_weights_change_nothing_of_it(names: &[&str]) {
     let requests = greedy_requests(160);
-    for name in RANDOM {
+    for name in names {
         for weights in [INT8, INT4] {
             let [_, chunked, _] = setups(name);
             let setup = Setup {

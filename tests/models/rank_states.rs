@@ -12,7 +12,7 @@ use inflight_runner::ModelSource;
 
 use crate::batching::{requests_that_share, requests_with_beams};
 use crate::devices::{assert_near_by_cost, requests};
-use crate::families::{RECURRENT, WITH_GATES};
+use crate::families::{Family, RECURRENT, WITH_GATES, on_shares};
 use crate::family_gguf::gguf;
 use crate::family_rounding::{INT4, INT8};
 use crate::rank_processes::{self, PATIENT, PROGRAM};
@@ -105,17 +105,25 @@ fn states_are_the_same_on_1_2_and_4_ranks() {
     }
 }
 
-#[test]
-fn ranks_restore_save_and_roll_back_states() {
-    for name in [
-        "lfm2",
-        "qwen3-5",
-        "olmo-hybrid",
-        "nemotron-h",
-        "falcon-h1",
-        "kimi-linear",
-        "jamba",
-    ] {
+on_shares! { schedules_of_ranks: 4 of super::SCHEDULED, super::ranks_restore_save_and_roll_back_states }
+on_shares! { states_in_stages: 4 of crate::families::RECURRENT, super::states_in_stages_are_the_same }
+on_shares! { schedules_in_stages: 4 of super::IN_STAGES, super::schedules_in_stages_are_the_same }
+
+const IN_STAGES: [&str; 4] = ["lfm2", "qwen3-next", "nemotron-h", "kimi-linear"];
+
+/// Families with each kind of state.
+const SCHEDULED: [&str; 7] = [
+    "lfm2",
+    "qwen3-5",
+    "olmo-hybrid",
+    "nemotron-h",
+    "falcon-h1",
+    "kimi-linear",
+    "jamba",
+];
+
+fn ranks_restore_save_and_roll_back_states(names: &[&str]) {
+    for name in names {
         for (what, setup, requests) in schedules(name) {
             let happened = assert_ranks_change_nothing(&fixture(name), what, &setup, &requests);
             assert!(happened.num_reused > 0, "{name}, {what}: {happened:?}");
@@ -159,9 +167,8 @@ fn ranks_copy_the_states_of_beams() {
     assert_same("beams of processes", &expected, &served);
 }
 
-#[test]
-fn states_in_stages_are_the_same() {
-    for (name, _) in RECURRENT {
+fn states_in_stages_are_the_same(families: &[Family]) {
+    for (name, _) in families {
         let dir = fixture(name);
         let num_layers = ModelSource::open(&dir)
             .expect("it opens")
@@ -172,7 +179,10 @@ fn states_in_stages_are_the_same() {
         let (setup, requests) = (Setup::default(), requests());
         assert_stages_change_nothing(&dir, "states", &setup, &requests, &grids);
     }
-    for name in ["lfm2", "qwen3-next"] {
+}
+
+fn schedules_in_stages_are_the_same(names: &[&str]) {
+    for name in names {
         for (what, setup, requests) in schedules(name) {
             let grids = [stages(2), TWO_BY_TWO];
             let dir = fixture(name);

@@ -4,7 +4,7 @@
 use inflight_engine::{BlockReuse, CapacityPolicy, PromptLookup, Speculation};
 
 use crate::batching::{each_as_alone, prompt, requests_that_share, requests_with_beams};
-use crate::families::RECURRENT;
+use crate::families::{Family, on_shares};
 use crate::family_reuse::{self, first_with_answer, later};
 use crate::family_rounding::{INT4, INT8};
 use crate::schedules::{pausing, pausing_with_host_memory, states_in_host_memory, twice};
@@ -40,18 +40,23 @@ fn reuses_as_alone(name: &str, setup: &Setup) -> Happened {
     each_as_alone(name, setup, &requests)
 }
 
-#[test]
-fn a_prompt_begins_behind_the_last_snapshot_of_its_prefix() {
-    for (name, _) in RECURRENT {
+on_shares! { prompts_behind_snapshots: 4 of crate::families::RECURRENT, super::a_prompt_begins_behind_the_last_snapshot_of_its_prefix }
+on_shares! { rounded_weights: 4 of crate::families::RECURRENT, super::weights_of_8_and_4_bits_change_nothing_of_it }
+on_shares! { pauses: 4 of crate::families::RECURRENT, super::sequences_pause_and_resume_behind_their_snapshots }
+on_shares! { host_memory: 4 of crate::families::RECURRENT, super::states_come_back_from_host_memory_with_their_prefix }
+on_shares! { beams: 4 of crate::families::RECURRENT, super::beams_with_states_are_as_alone_in_a_batch }
+on_shares! { rejected_drafts: 4 of crate::families::RECURRENT, super::states_roll_back_where_drafts_are_rejected }
+
+fn a_prompt_begins_behind_the_last_snapshot_of_its_prefix(families: &[Family]) {
+    for &(name, _) in families {
         let happened = reuses_as_alone(name, &reusing(16));
         assert_eq!(happened.num_reused, 28 + 56 + 44, "{name}: {happened:?}");
         assert!(happened.num_chunks > 0, "{name}: {happened:?}");
     }
 }
 
-#[test]
-fn weights_of_8_and_4_bits_change_nothing_of_it() {
-    for (name, _) in RECURRENT {
+fn weights_of_8_and_4_bits_change_nothing_of_it(families: &[Family]) {
+    for &(name, _) in families {
         for weights in [INT8, INT4] {
             let setup = Setup {
                 weights: Some(weights),
@@ -102,9 +107,8 @@ fn equal_prompts_are_computed_once() {
 }
 
 /// Sequences that pause go on behind their last snapshot.
-#[test]
-fn sequences_pause_and_resume_behind_their_snapshots() {
-    for (name, _) in RECURRENT {
+fn sequences_pause_and_resume_behind_their_snapshots(families: &[Family]) {
+    for &(name, _) in families {
         for (setup, num_host_blocks) in [(pausing(), 0), (pausing_with_host_memory(), 64)] {
             let setup = Setup {
                 reuse: BlockReuse::WholeBlocks,
@@ -122,9 +126,8 @@ fn sequences_pause_and_resume_behind_their_snapshots() {
 }
 
 /// Blocks of models without attention are empty, and move as well.
-#[test]
-fn states_come_back_from_host_memory_with_their_prefix() {
-    for (name, _) in RECURRENT {
+fn states_come_back_from_host_memory_with_their_prefix(families: &[Family]) {
+    for &(name, _) in families {
         let setup = states_in_host_memory();
         let happened = each_as_alone(name, &setup, &twice(requests_that_share()));
         assert!(happened.num_reused > 0, "{name}: {happened:?}");
@@ -134,8 +137,7 @@ fn states_come_back_from_host_memory_with_their_prefix() {
 }
 
 /// Beams copy the states of those that they continue, alone again after a pause.
-#[test]
-fn beams_with_states_are_as_alone_in_a_batch() {
+fn beams_with_states_are_as_alone_in_a_batch(families: &[Family]) {
     let reusing = Setup {
         reuse: BlockReuse::WholeBlocks,
         num_state_snapshots: 16,
@@ -148,7 +150,7 @@ fn beams_with_states_are_as_alone_in_a_batch() {
         ..reusing.clone()
     };
     let mut num_pauses = [0; 2];
-    for (name, _) in RECURRENT {
+    for &(name, _) in families {
         for (setup, num_pauses) in [&reusing, &paused].into_iter().zip(&mut num_pauses) {
             let happened = each_as_alone(name, setup, &twice(requests_with_beams()));
             assert!(happened.num_reused > 0, "{name}: {happened:?}");
@@ -172,10 +174,9 @@ pub fn with_drafts(name: &str, setup: &Setup, mut requests: Vec<Request>) -> Vec
 }
 
 /// Drafts of which some are accepted, of sequences that also pause, resume and reuse prefixes.
-#[test]
-fn states_roll_back_where_drafts_are_rejected() {
+fn states_roll_back_where_drafts_are_rejected(families: &[Family]) {
     let [lookup, expected] = [Some(PromptLookup { min: 1, max: 3 }), None];
-    for (name, _) in RECURRENT {
+    for &(name, _) in families {
         let (mut num_accepted, mut num_rejected) = (0, 0);
         for (prompt_lookup, setup) in [(lookup, reusing(16)), (expected, pausing())] {
             let setup = Setup {
