@@ -12,7 +12,7 @@ use inflight_numbers::CodeBits;
 use inflight_runner::WeightPrecision;
 use inflight_sampling::{BeamSearch, EarlyStopping, Hypothesis, SamplingParams, TokenLogProbs};
 
-use crate::families::{Family, on_shares};
+use crate::families::{Family, all_families, on_shares};
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone, simds};
 
 /// Grouped heads with scaled RoPE; biases; head norms; experts; latent attention.
@@ -478,7 +478,7 @@ fn a_request_is_the_same_on_any_number_of_threads() {
     }
 }
 
-on_shares! { everything_at_once: 8 of crate::families::all_families(), super::is_the_same_under_everything_at_once }
+on_shares! { everything_at_once: 8 of all_families(), is_the_same_under_everything_at_once }
 
 fn is_the_same_under_everything_at_once(families: &[Family]) {
     for &(name, windows) in families {

@@ -179,14 +179,18 @@ pub fn reusable_families() -> impl Iterator<Item = Family> {
 macro_rules! on_shares {
     ($tests:ident: 4 of $items:expr, $body:path) => {
         mod $tests {
-            crate::families::on_shares! {
+            use super::*;
+
+            on_shares! {
                 $items, 4, $body; share_0_of_4: 0, share_1_of_4: 1, share_2_of_4: 2, share_3_of_4: 3,
             }
         }
     };
     ($tests:ident: 8 of $items:expr, $body:path) => {
         mod $tests {
-            crate::families::on_shares! {
+            use super::*;
+
+            on_shares! {
                 $items, 8, $body;
                 share_0_of_8: 0, share_1_of_8: 1, share_2_of_8: 2, share_3_of_8: 3,
                 share_4_of_8: 4, share_5_of_8: 5, share_6_of_8: 6, share_7_of_8: 7,

@@ -10,7 +10,7 @@ use inflight_runner::WeightPrecision;
 
 use crate::batching::serves_as_alone;
 use crate::copy::Copy;
-use crate::families::{Family, RECURRENT, on_shares};
+use crate::families::{Family, RECURRENT, all_families, on_shares};
 use crate::family_reuse::{reuses_as_alone, reusing};
 use crate::support::{Request, Setup, serve};
 
@@ -191,9 +191,9 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     (squares.sum::<f64>() / a.len() as f64).sqrt()
 }
 
-on_shares! { rounded_projections: 8 of crate::families::all_families(), super::every_projection_is_rounded_and_no_router }
-on_shares! { loss_by_rounding: 8 of crate::families::all_families(), super::loses_as_much_as_its_weights }
-on_shares! { rounded_and_scheduled: 8 of crate::families::all_families(), super::gives_the_same_bits_however_it_is_scheduled }
+on_shares! { rounded_projections: 8 of all_families(), every_projection_is_rounded_and_no_router }
+on_shares! { loss_by_rounding: 8 of all_families(), loses_as_much_as_its_weights }
+on_shares! { rounded_and_scheduled: 8 of all_families(), gives_the_same_bits_however_it_is_scheduled }
 
 /// With 8 bits, activations lose as much as weights, which is the root of two together; with 4 bits, much less. Where
 /// groups begin changes the loss by a tenth.

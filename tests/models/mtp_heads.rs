@@ -99,7 +99,7 @@ fn all_drafts_of_a_head_that_knows_the_model_are_right() {
     }
 }
 
-on_shares! { rounded_weights: 4 of super::RANDOM, super::rounded_weights_change_nothing_of_it }
+on_shares! { rounded_weights: 4 of RANDOM, rounded_weights_change_nothing_of_it }
 
 fn rounded_weights_change_nothing_of_it(names: &[&str]) {
     let requests = greedy_requests(160);

@@ -105,9 +105,9 @@ fn states_are_the_same_on_1_2_and_4_ranks() {
     }
 }
 
-on_shares! { schedules_of_ranks: 4 of super::SCHEDULED, super::ranks_restore_save_and_roll_back_states }
-on_shares! { states_in_stages: 4 of crate::families::RECURRENT, super::states_in_stages_are_the_same }
-on_shares! { schedules_in_stages: 4 of super::IN_STAGES, super::schedules_in_stages_are_the_same }
+on_shares! { schedules_of_ranks: 4 of SCHEDULED, ranks_restore_save_and_roll_back_states }
+on_shares! { states_in_stages: 4 of RECURRENT, states_in_stages_are_the_same }
+on_shares! { schedules_in_stages: 4 of IN_STAGES, schedules_in_stages_are_the_same }
 
 const IN_STAGES: [&str; 4] = ["lfm2", "qwen3-next", "nemotron-h", "kimi-linear"];
 

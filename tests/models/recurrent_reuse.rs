@@ -4,7 +4,7 @@
 use inflight_engine::{BlockReuse, CapacityPolicy, PromptLookup, Speculation};
 
 use crate::batching::{each_as_alone, prompt, requests_that_share, requests_with_beams};
-use crate::families::{Family, on_shares};
+use crate::families::{Family, RECURRENT, on_shares};
 use crate::family_reuse::{self, first_with_answer, later};
 use crate::family_rounding::{INT4, INT8};
 use crate::schedules::{pausing, pausing_with_host_memory, states_in_host_memory, twice};
@@ -40,12 +40,12 @@ fn reuses_as_alone(name: &str, setup: &Setup) -> Happened {
     each_as_alone(name, setup, &requests)
 }
 
-on_shares! { prompts_behind_snapshots: 4 of crate::families::RECURRENT, super::a_prompt_begins_behind_the_last_snapshot_of_its_prefix }
-on_shares! { rounded_weights: 4 of crate::families::RECURRENT, super::weights_of_8_and_4_bits_change_nothing_of_it }
-on_shares! { pauses: 4 of crate::families::RECURRENT, super::sequences_pause_and_resume_behind_their_snapshots }
-on_shares! { host_memory: 4 of crate::families::RECURRENT, super::states_come_back_from_host_memory_with_their_prefix }
-on_shares! { beams: 4 of crate::families::RECURRENT, super::beams_with_states_are_as_alone_in_a_batch }
-on_shares! { rejected_drafts: 4 of crate::families::RECURRENT, super::states_roll_back_where_drafts_are_rejected }
+on_shares! { prompts_behind_snapshots: 4 of RECURRENT, a_prompt_begins_behind_the_last_snapshot_of_its_prefix }
+on_shares! { rounded_weights: 4 of RECURRENT, weights_of_8_and_4_bits_change_nothing_of_it }
+on_shares! { pauses: 4 of RECURRENT, sequences_pause_and_resume_behind_their_snapshots }
+on_shares! { host_memory: 4 of RECURRENT, states_come_back_from_host_memory_with_their_prefix }
+on_shares! { beams: 4 of RECURRENT, beams_with_states_are_as_alone_in_a_batch }
+on_shares! { rejected_drafts: 4 of RECURRENT, states_roll_back_where_drafts_are_rejected }
 
 fn a_prompt_begins_behind_the_last_snapshot_of_its_prefix(families: &[Family]) {
     for &(name, _) in families {

@@ -28,6 +28,10 @@ PROCESSOR = {
     "size": {"shortest_edge": 4 * SIDE**2, "longest_edge": 100 * SIDE**2},
 }
 LIMITS = {"max_seq_len": 200, "max_image_tokens": 40, "max_num_tokens": 16, "max_num_requests": 8, "tokens_per_block": 4}
+TEMPLATE = (
+    "{% for part in messages[0].content %}{% if part.type == 'image' %} " + PLACEHOLDER + " {% else %}{{ part.text }}"
+    "{% endif %}{% endfor %}"
+)
 # Few rows of images are kept, sequences are paused, and an image is cut into chunks.
 TIGHT = {
     **LIMITS,
@@ -60,6 +64,7 @@ def server(tmp_path_factory):
     shutil.copytree(CHECKPOINT, checkpoint)
     (checkpoint / "tokenizer.json").write_text(json.dumps(words()))
     (checkpoint / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
     add_model(folder / "repository", "model", LIMITS, checkpoint=checkpoint)
     add_model(folder / "repository", "tight", TIGHT, fields=QUEUED, checkpoint=checkpoint)
     with Server(folder / "repository") as server:
@@ -67,9 +72,12 @@ def server(tmp_path_factory):
 
 
 def noise(seed, width, height):
-    pixels = random.Random(seed).randbytes(3 * width * height)
+    return png(Image.frombytes("RGB", (width, height), random.Random(seed).randbytes(3 * width * height)))
+
+
+def png(image):
     file = io.BytesIO()
-    Image.frombytes("RGB", (width, height), pixels).save(file, "PNG")
+    image.save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
@@ -103,6 +111,22 @@ def test_answers_about_images_of_all_sizes_are_the_same_beside_others(server):
         for model in ["model", "tight"]:
             beside = list(pool.map(lambda images: asked(server, *images, model=model).text, prompts * 3))
             assert beside == alone * 3, model
+
+
+def test_an_image_of_low_detail_is_seen_as_if_it_had_512_pixels_a_side(server):
+    image = Image.effect_mandelbrot((1024, 640), (-2, -1, 1, 1), 40).convert("RGB")
+
+    def answer(image, detail):
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(image)}", "detail": detail}}
+        content = [{"type": "text", "text": "w10 w11"}, image, {"type": "text", "text": "w13 w14"}]
+        messages = json.dumps([{"role": "user", "content": content}])
+        return generate(server, "model", "", messages=messages, max_tokens=12, exclude_input_in_output=True, ignore_eos=True).text
+
+    small = image.resize((512, 320), Image.Resampling.BICUBIC)
+    low = answer(image, "low")
+    assert low == answer(small, "high") == answer(small, "low") != answer(image, "high") == answer(image, "auto")
+    with pytest.raises(Refused, match=r"messages\[0\]\.content\[1\]: 'detail' is \"much\", and is not 'auto'"):
+        answer(image, "much")
 
 
 def test_an_image_that_is_much_longer_than_wide_is_refused_by_its_index(server):

@@ -83,7 +83,13 @@ fn image(part: &Value) -> Result<Value, String> {
         ));
     }
     match url.starts_with("data:") {
-        true => Ok(image_part(url)),
+        true => {
+            let mut part = image_part(url);
+            if detail == Some(&json!("low")) {
+                part["detail"] = json!("low");
+            }
+            Ok(part)
+        }
         false => Err(
             "images at other URLs are not downloaded; give a data URL, data:image/png;base64,..., or have the operator \
              name the host in --allow-image-host"
@@ -104,7 +110,7 @@ mod tests {
         let responses = json!({"type": "input_image", "image_url": "data:image/png;base64,BB=="});
         let input = json!({"type": "input_text", "text": "Compare."});
         let expected = json!([
-            {"type": "image", "image": "data:image/png;base64,AA=="},
+            {"type": "image", "image": "data:image/png;base64,AA==", "detail": "low"},
             {"type": "image", "image": "data:image/png;base64,BB=="},
             {"type": "text", "text": "Compare."},
         ]);

@@ -1,6 +1,6 @@
 //! The image tensors of a request.
 
-use crate::request::images::given::GivenImage;
+use crate::request::images::given::{Detail, GivenImage, ImageContent};
 use inflight_base::RequestError;
 use inflight_images::ImageError;
 use inflight_triton::{DataType, Error, Input, strings};
@@ -123,9 +123,12 @@ impl ArrivedPixels {
         };
         let len = (height * width * 3).max(1);
         let images = self.values.chunks_exact(len);
-        Ok(images.map(move |values| GivenImage::Pixels {
-            shape: [height, width, 3],
-            values,
+        Ok(images.map(move |values| GivenImage {
+            content: ImageContent::Pixels {
+                shape: [height, width, 3],
+                values,
+            },
+            detail: Detail::Full,
         }))
     }
 }

@@ -18,8 +18,37 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// The first bytes of files. Base64 of a file never begins like one.
 const SIGNATURES: [&[u8]; 5] = [b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM"];
 
+/// The longest side of an image with little detail, in pixels: that of OpenAI's models.
+const MAX_SIDE_OF_LOW_DETAIL: usize = 512;
+
+/// How much of an image a model is to see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// What the checkpoint's processor makes of it.
+    #[default]
+    Full,
+    /// What that makes of the image with sides of at most 512 pixels.
+    Low,
+}
+
+impl Detail {
+    /// What the processor reads of an image.
+    pub fn of(self, pixels: Pixels) -> Pixels {
+        match self {
+            Self::Full => pixels,
+            Self::Low => pixels.within(MAX_SIDE_OF_LOW_DETAIL),
+        }
+    }
+}
+
 /// An image as a request sends it.
-pub enum GivenImage<'a> {
+pub struct GivenImage<'a> {
+    pub content: ImageContent<'a>,
+    pub detail: Detail,
+}
+
+/// What a request sends of an image.
+pub enum ImageContent<'a> {
     /// A file.
     Encoded(Cow<'a, [u8]>),
     /// RGB values of 8 bits.
@@ -38,12 +67,12 @@ impl<'a> GivenImage<'a> {
     /// It is neither; the reason.
     pub fn of_bytes(bytes: &'a [u8]) -> Result<Self, String> {
         if SIGNATURES.iter().any(|start| bytes.starts_with(start)) {
-            return Ok(Self::Encoded(bytes.into()));
+            return Ok(Self::encoded(bytes));
         }
         match std::str::from_utf8(bytes) {
             Ok(text) => Self::of_text(text),
             // The decoder names the first bytes.
-            Err(_) => Ok(Self::Encoded(bytes.into())),
+            Err(_) => Ok(Self::encoded(bytes)),
         }
     }
 
@@ -69,25 +98,32 @@ impl<'a> GivenImage<'a> {
             None => text,
         };
         match BASE64.decode(data.trim()) {
-            Ok(bytes) => Ok(Self::Encoded(bytes.into())),
+            Ok(bytes) => Ok(Self::encoded(bytes)),
             Err(error) => Err(format!("no image file and no base64: {error}")),
+        }
+    }
+
+    fn encoded(bytes: impl Into<Cow<'a, [u8]>>) -> Self {
+        Self {
+            content: ImageContent::Encoded(bytes.into()),
+            detail: Detail::Full,
         }
     }
 
     /// Bytes of the file, or of the values.
     pub fn num_bytes(&self) -> usize {
-        match self {
-            Self::Encoded(bytes) => bytes.len(),
-            Self::Pixels { values, .. } => values.len(),
+        match &self.content {
+            ImageContent::Encoded(bytes) => bytes.len(),
+            ImageContent::Pixels { values, .. } => values.len(),
         }
     }
 
-    /// A cryptographic hash of the content.
+    /// A cryptographic hash of the content and the detail.
     pub fn hash(&self) -> [u8; 32] {
-        let hash = Sha256::new();
-        let hash = match self {
-            Self::Encoded(bytes) => hash.chain_update([0]).chain_update(bytes),
-            Self::Pixels { shape, values } => {
+        let hash = Sha256::new().chain_update([self.detail as u8]);
+        let hash = match &self.content {
+            ImageContent::Encoded(bytes) => hash.chain_update([0]).chain_update(bytes),
+            ImageContent::Pixels { shape, values } => {
                 let hash = hash.chain_update([1]);
                 let sizes = shape.iter().map(|size| (*size as u64).to_le_bytes());
                 let hash = sizes.fold(hash, |hash, size| hash.chain_update(size));
@@ -97,14 +133,14 @@ impl<'a> GivenImage<'a> {
         hash.finalize().into()
     }
 
-    /// Its pixels.
+    /// All of its pixels.
     ///
     /// # Errors
     /// The image is above the limits, of an unknown format, or damaged.
     pub fn pixels(&self, limits: &ImageLimits) -> Result<Pixels, ImageError> {
-        match self {
-            Self::Encoded(bytes) => decode(bytes, limits),
-            Self::Pixels { shape, values } => Pixels::from_tensor(shape, values, limits),
+        match &self.content {
+            ImageContent::Encoded(bytes) => decode(bytes, limits),
+            ImageContent::Pixels { shape, values } => Pixels::from_tensor(shape, values, limits),
         }
     }
 }
@@ -116,9 +152,9 @@ mod tests {
     const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 
     fn file(given: Result<GivenImage<'_>, String>) -> Result<Vec<u8>, String> {
-        match given? {
-            GivenImage::Encoded(bytes) => Ok(bytes.into_owned()),
-            GivenImage::Pixels { .. } => panic!("no file"),
+        match given?.content {
+            ImageContent::Encoded(bytes) => Ok(bytes.into_owned()),
+            ImageContent::Pixels { .. } => panic!("no file"),
         }
     }
 
@@ -152,17 +188,39 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_tells_shapes_and_kinds_apart() {
-        let pixels = |shape| GivenImage::Pixels {
-            shape,
-            values: &[7; 18],
+    fn a_hash_tells_shapes_kinds_and_details_apart() {
+        let pixels = |shape, detail| {
+            let values = &[7; 18];
+            let content = ImageContent::Pixels { shape, values };
+            GivenImage { content, detail }.hash()
         };
         let hashes = [
-            pixels([2, 3, 3]).hash(),
-            pixels([3, 2, 3]).hash(),
-            GivenImage::Encoded((&[7; 18][..]).into()).hash(),
+            pixels([2, 3, 3], Detail::Full),
+            pixels([3, 2, 3], Detail::Full),
+            pixels([2, 3, 3], Detail::Low),
+            GivenImage::encoded(&[7; 18][..]).hash(),
         ];
-        assert!(hashes[0] != hashes[1] && hashes[0] != hashes[2]);
-        assert_eq!(hashes[0], pixels([2, 3, 3]).hash());
+        for (index, hash) in hashes.iter().enumerate() {
+            assert!(!hashes[..index].contains(hash), "{index}");
+        }
+        assert_eq!(hashes[0], pixels([2, 3, 3], Detail::Full));
+    }
+
+    #[test]
+    fn an_image_of_low_detail_has_sides_of_at_most_512_pixels() {
+        for (shape, low) in [
+            ([600, 1200, 3], (256, 512)),
+            ([513, 2, 3], (512, 2)),
+            ([1, 2048, 3], (1, 512)),
+            ([512, 300, 3], (512, 300)),
+        ] {
+            let values = vec![9; shape.iter().product()];
+            for (detail, expected) in [(Detail::Full, (shape[0], shape[1])), (Detail::Low, low)] {
+                let pixels = Pixels::from_tensor(&shape, &values, &ImageLimits::default());
+                let pixels = detail.of(pixels.expect("an image"));
+                assert_eq!((pixels.height(), pixels.width()), expected);
+                assert!(pixels.values().iter().all(|&value| value == 9));
+            }
+        }
     }
 }

@@ -43,7 +43,7 @@ impl<'a> ImageList<'a> {
         let mut images = Vec::with_capacity(self.parts.len());
         for part in self.parts {
             let place = &part.place;
-            images.push(match &part.source {
+            let image = match &part.source {
                 Some(text) => GivenImage::of_text(text).map_err(|reason| invalid(place, &reason))?,
                 None => others.next().ok_or_else(|| {
                     let reason = format!(
@@ -51,6 +51,10 @@ impl<'a> ImageList<'a> {
                     );
                     invalid(place, &reason)
                 })?,
+            };
+            images.push(GivenImage {
+                detail: part.detail,
+                ..image
             });
         }
         match others.len() {

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::request::images::given::Detail;
+
 /// The types of a part of a message that is an image: in transformers, in OpenAI's Chat Completions, and in Responses.
 const TYPES: [&str; 3] = ["image", "image_url", "input_image"];
 
@@ -12,6 +14,8 @@ pub struct ImagePart {
     pub place: String,
     /// Its URL or its base64; `None` if it is the next one of the request's other images.
     pub source: Option<String>,
+    /// How much of it the model is to see.
+    pub detail: Detail,
 }
 
 /// Takes the images out of messages, in order. The parts that they leave are `{"type": "image"}`, as templates expect.
@@ -27,6 +31,7 @@ pub fn take_images(messages: &mut [Value]) -> Result<Vec<ImagePart>, String> {
                 continue;
             }
             let place = format!("messages[{message}].content[{part}]");
+            let detail = detail(value).map_err(|problem| format!("{place}: {problem}"))?;
             let Ok(source) = source(value) else {
                 return Err(format!(
                     "{place} is an image without a text in 'url', 'image_url' or 'image'; write \
@@ -34,7 +39,11 @@ pub fn take_images(messages: &mut [Value]) -> Result<Vec<ImagePart>, String> {
                 ));
             };
             *value = json!({"type": "image"});
-            images.push(ImagePart { place, source });
+            images.push(ImagePart {
+                place,
+                source,
+                detail,
+            });
         }
     }
     Ok(images)
@@ -77,6 +86,21 @@ fn source(part: &Value) -> Result<Option<String>, ()> {
     text.map(|text| Some(text.to_owned())).ok_or(())
 }
 
+/// The detail of an image: a field of its part, or beside its URL. `auto`, `high` and `original` are all of it.
+fn detail(part: &Value) -> Result<Detail, String> {
+    let beside_url = part.get("image_url").and_then(|url| url.get("detail"));
+    match beside_url.or(part.get("detail")) {
+        None | Some(Value::Null) => Ok(Detail::Full),
+        Some(value) => match value.as_str() {
+            Some("auto" | "high" | "original") => Ok(Detail::Full),
+            Some("low") => Ok(Detail::Low),
+            _ => Err(format!(
+                "'detail' is {value}, and is not 'auto', 'low', 'high' or 'original'"
+            )),
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,8 +112,8 @@ mod tests {
             json!({"role": "user", "content": [
                 {"type": "text", "text": "Compare"},
                 {"type": "image_url", "image_url": {"url": "data:a", "detail": "low"}},
-                {"type": "input_image", "image_url": "data:b"},
-                {"type": "image", "image": "data:c"},
+                {"type": "input_image", "image_url": "data:b", "detail": "low"},
+                {"type": "image", "image": "data:c", "detail": "high"},
                 {"type": "image", "url": "data:d"},
                 {"type": "image"},
                 {"type": "text", "text": "please"},
@@ -105,6 +129,9 @@ mod tests {
             None,
         ];
         assert_eq!(sources.collect::<Vec<_>>(), expected);
+        let details = images.iter().map(|image| image.detail);
+        let [low, full] = [Detail::Low, Detail::Full];
+        assert_eq!(details.collect::<Vec<_>>(), [low, low, full, full, full]);
         assert_eq!(images[1].place, "messages[1].content[2]");
         let image = json!({"type": "image"});
         let content = messages[1]["content"].as_array().expect("a list");
@@ -120,5 +147,11 @@ mod tests {
         let mut messages = vec![json!({"content": [{"type": "image_url", "image_url": 7}]})];
         let error = take_images(&mut messages).expect_err("refused");
         assert!(error.starts_with("messages[0].content[0]"), "{error}");
+        let mut messages =
+            vec![json!({"content": [{"type": "image", "image": "data:a", "detail": 7}]})];
+        let error = take_images(&mut messages).expect_err("refused");
+        let expected =
+            "messages[0].content[0]: 'detail' is 7, and is not 'auto', 'low', 'high' or 'original'";
+        assert_eq!(error, expected);
     }
 }

@@ -218,6 +218,7 @@ impl ImageReader {
             error => invalid(error),
         })?;
         *max_pixels -= pixels.height() * pixels.width();
+        let pixels = image.detail.of(pixels);
         let processed = self
             .processor
             .process(&pixels, num_images)
