@@ -1,9 +1,10 @@
 """Which tests of the server a run has (`cargo xtask test`).
 
-The quick tier has every test function that is not marked `complete`, and of one with many variants some, chosen by the
-commit, which also chooses the deployment of a file's tests. What the quick tier leaves out is divided into ten parts, file by file. Tests marked `shipped` are of packages,
-installation and the library as it ships, and need its long build. Three shares of the files run beside each other:
-tests on the stand-in for a GPU and on several ranks, and two halves of the others.
+The quick tier has every test function that is not marked `complete`, and of one with many variants some. The commit
+chooses these, and the deployment of a file's tests. What the quick tier leaves out is divided into ten parts, file by
+file. Tests marked `shipped` are of packages, installation and the library as it ships, and need its long build. Three
+shares of the files run beside each other: tests on the stand-in for a GPU and on several ranks, and two halves of the
+others.
 """
 
 import hashlib

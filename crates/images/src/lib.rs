@@ -29,4 +29,5 @@ pub use patches::{ImagePatches, TileGrid};
 pub use pixels::Pixels;
 pub use processors::{ImageProcessor, ProcessedImage};
 pub use prompt::{ImagePrompt, PromptPiece};
+pub use resizing::shrink;
 pub use row_layout::{Picture, RowLayout};

@@ -2,7 +2,6 @@
 
 use crate::error::ImageError;
 use crate::limits::ImageLimits;
-use crate::resizing::{Filter, resize};
 
 /// Values of a pixel.
 pub const NUM_CHANNELS: usize = 3;
@@ -76,17 +75,6 @@ impl Pixels {
     pub(crate) fn row(&self, y: usize) -> &[u8] {
         let len = self.width * NUM_CHANNELS;
         &self.values[y * len..][..len]
-    }
-
-    /// The image in its shape, with sides of at most `max_side` pixels.
-    pub fn within(self, max_side: usize) -> Self {
-        let longest = self.height.max(self.width);
-        if longest <= max_side {
-            return self;
-        }
-        let scaled = |side: usize| (side * max_side).div_ceil(longest).max(1);
-        let size = (scaled(self.height), scaled(self.width));
-        resize(&self, size, Filter::Bicubic)
     }
 
     /// The rectangle of `height` x `width` whose first pixel is at (`top`, `left`). Pixels outside of the image have

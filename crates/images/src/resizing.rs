@@ -27,6 +27,17 @@ pub fn resize(image: &Pixels, size: (usize, usize), filter: Filter) -> Pixels {
     resize_part(image, size, (0..size.0, 0..size.1), filter)
 }
 
+/// The image in its shape, with sides of at most `max_side` pixels.
+pub fn shrink(image: Pixels, max_side: usize) -> Pixels {
+    let longest = image.height().max(image.width());
+    if longest <= max_side {
+        return image;
+    }
+    let scaled = |side: usize| (side * max_side).div_ceil(longest);
+    let size = (scaled(image.height()), scaled(image.width()));
+    resize(&image, size, Filter::Bicubic)
+}
+
 /// The rows and columns of `part` of an image in another size. Memory is taken for the part only.
 pub fn resize_part(
     image: &Pixels,

@@ -7,7 +7,7 @@ use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use sha2::{Digest, Sha256};
 
-use inflight_images::{ImageError, ImageLimits, Pixels, decode};
+use inflight_images::{ImageError, ImageLimits, Pixels, decode, shrink};
 
 /// Base64 with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -18,7 +18,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// The first bytes of files. Base64 of a file never begins like one.
 const SIGNATURES: [&[u8]; 5] = [b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM"];
 
-/// The longest side of an image with little detail, in pixels: that of OpenAI's models.
+/// The longest side of an image of low detail, in pixels, as OpenAI's models see such an image.
 const MAX_SIDE_OF_LOW_DETAIL: usize = 512;
 
 /// How much of an image a model is to see.
@@ -27,7 +27,7 @@ pub enum Detail {
     /// What the checkpoint's processor makes of it.
     #[default]
     Full,
-    /// What that makes of the image with sides of at most 512 pixels.
+    /// What the processor makes of the image with sides of at most 512 pixels.
     Low,
 }
 
@@ -36,7 +36,7 @@ impl Detail {
     pub fn of(self, pixels: Pixels) -> Pixels {
         match self {
             Self::Full => pixels,
-            Self::Low => pixels.within(MAX_SIDE_OF_LOW_DETAIL),
+            Self::Low => shrink(pixels, MAX_SIDE_OF_LOW_DETAIL),
         }
     }
 }
