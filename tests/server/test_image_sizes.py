@@ -123,8 +123,13 @@ def test_an_image_of_low_detail_is_seen_as_if_it_had_512_pixels_a_side(server):
         return generate(server, "model", "", messages=messages, max_tokens=12, exclude_input_in_output=True, ignore_eos=True).text
 
     small = image.resize((512, 320), Image.Resampling.BICUBIC)
-    low = answer(image, "low")
-    assert low == answer(small, "high") == answer(small, "low") != answer(image, "high") == answer(image, "auto")
+    assert answer(image, "low") == answer(small, "high") == answer(small, "low")
+    # Shrunk, it is less than 200 times as long as wide: 512 x 3.
+    long = image.resize((1030, 5))
+    assert answer(long, "low")
+    for detail in ("high", "auto", "original"):
+        with pytest.raises(Refused, match="image 0: .*more than 200 times as long as wide"):
+            answer(long, detail)
     with pytest.raises(Refused, match=r"messages\[0\]\.content\[1\]: 'detail' is \"much\", and is not 'auto'"):
         answer(image, "much")
 
