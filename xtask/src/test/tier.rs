@@ -39,8 +39,8 @@ const QUICK: Stages = &[
     &[&[Step::Kernels], &[Step::Fmt, Step::Setup, Step::Clippy]],
     &[&[Step::Build]],
     &[
-        &[Step::Models, Step::Unit],
-        &[Step::Driver],
+        &[Step::Models],
+        &[Step::Driver, Step::Unit],
         &[Step::Server],
         &[Step::OtherServer, Step::Gpus],
     ],
@@ -62,8 +62,8 @@ const ALL: Stages = &[
         ],
     ],
     &[
-        &[Step::Models, Step::Unit, Step::Pages],
-        &[Step::Driver],
+        &[Step::Models, Step::Pages],
+        &[Step::Driver, Step::Unit],
         &[Step::Server],
         &[Step::OtherServer, Step::Gpus],
     ],
