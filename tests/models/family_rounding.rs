@@ -129,6 +129,22 @@ fn with_small_weights(name: &str, share: impl Fn(Kind) -> f32) -> Copy {
     })
 }
 
+/// A copy without weights, and whether the family has routers by the names of its tensors.
+fn with_zeros(name: &str) -> (Copy, bool) {
+    let has_router = Cell::new(false);
+    let copy = with_small_weights(name, |kind| {
+        has_router.set(has_router.get() || kind == Kind::Router);
+        0.0
+    });
+    (copy, has_router.get())
+}
+
+#[test]
+fn families_with_experts_or_streams_have_routers() {
+    let with_router = all_families().filter(|(name, _)| with_zeros(name).1);
+    assert_eq!(with_router.count(), 54);
+}
+
 fn every_projection_is_rounded_and_no_router(families: &[Family]) {
     // An output layer also has 8 bits where groups are as small as the rest of a row.
     let small = |kind| match kind {
@@ -143,12 +159,7 @@ fn every_projection_is_rounded_and_no_router(families: &[Family]) {
                 false => 0.0,
             })
         };
-        let has_router = Cell::new(false);
-        let zero = with_small_weights(name, |kind| {
-            has_router.set(has_router.get() || is_router(kind));
-            0.0
-        });
-        let has_router = has_router.get();
+        let (zero, has_router) = with_zeros(name);
         let [in_projections, in_routers] = [false, true].map(only);
         let expected = logits(&zero, None);
         assert!(expected != logits(&in_projections, None), "{name}");

@@ -35,8 +35,7 @@ def pytest_collection_modifyitems(config, items):
     order = list(DEPLOYMENTS)
 
     def position(item):
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        return order.index(parameters.get("deployment", order[0]))
+        return order.index(tiers.deployment_of(item) or order[0])
 
     items.sort(key=position)
 

@@ -326,7 +326,6 @@ def test_the_tests_of_a_file_have_one_deployment_in_the_quick_tier(monkeypatch, 
 
 TESTS = """
 import threading
-import types
 
 import pytest
 

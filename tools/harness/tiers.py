@@ -94,6 +94,11 @@ def number(path):
     return int(hashlib.sha256(pathlib.Path(path).name.encode()).hexdigest(), 16)
 
 
+def deployment_of(item):
+    """The name of the deployment in which a test runs; None for a test that has its own server."""
+    return item.callspec.params.get("deployment") if hasattr(item, "callspec") else None
+
+
 def chosen_variants(items, seed):
     """The node ids of the quick tier. The tests of a file run in one deployment as far as they can, so that its servers
     start once: which one, the seed chooses."""
@@ -106,8 +111,7 @@ def chosen_variants(items, seed):
         return hashlib.sha256(f"{seed} {name}".encode()).digest()
 
     def place(item):
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        return hash_of(f"{item.path.name} {parameters.get('deployment')}"), hash_of(item.nodeid)
+        return hash_of(f"{item.path.name} {deployment_of(item)}"), hash_of(item.nodeid)
 
     chosen = (sorted(variants, key=place)[: math.ceil(len(variants) / VARIANTS_PER_SAMPLE)] for variants in functions.values())
     return {item.nodeid for variants in chosen for item in variants}

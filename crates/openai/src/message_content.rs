@@ -75,7 +75,8 @@ fn image(part: &Value) -> Result<Value, String> {
         });
     };
     let detail = image.get("detail").or(part.get("detail"));
-    if let Some(detail) = detail.filter(|detail| !detail.is_null())
+    let detail = detail.filter(|detail| !detail.is_null());
+    if let Some(detail) = detail
         && !detail.as_str().is_some_and(|it| DETAILS.contains(&it))
     {
         return Err(format!(
@@ -85,8 +86,8 @@ fn image(part: &Value) -> Result<Value, String> {
     match url.starts_with("data:") {
         true => {
             let mut part = image_part(url);
-            if detail == Some(&json!("low")) {
-                part["detail"] = json!("low");
+            if let Some(detail) = detail {
+                part["detail"] = detail.clone();
             }
             Ok(part)
         }

@@ -35,8 +35,8 @@ pub enum RopeAxes {
     /// The row rotates half of the pairs, and the column the other half, with the frequencies of a head of half the
     /// width: patches in a vision tower.
     Plane,
-    /// Likewise, with the frequencies of a whole head, of which the row has every second one from the first on, and the
-    /// column the others (Pixtral).
+    /// As [`RopeAxes::Plane`], with the frequencies of a head of full width: the even ones rotate by the row, the odd
+    /// ones by the column (Pixtral).
     PlaneInTurn,
 }
 

@@ -21,18 +21,17 @@ const SIGNATURES: [&[u8]; 5] = [b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b
 /// The longest side of an image of low detail, in pixels, as OpenAI's models see such an image.
 const MAX_SIDE_OF_LOW_DETAIL: usize = 512;
 
-/// How much of an image a model is to see.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The resolution at which a model sees an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// What the checkpoint's processor makes of it.
-    #[default]
+    /// The resolution of the checkpoint's processor.
     Full,
-    /// What the processor makes of the image with sides of at most 512 pixels.
+    /// Sides of at most 512 pixels, before preprocessing.
     Low,
 }
 
 impl Detail {
-    /// What the processor reads of an image.
+    /// The pixels to preprocess.
     pub fn of(self, pixels: Pixels) -> Pixels {
         match self {
             Self::Full => pixels,
@@ -47,7 +46,7 @@ pub struct GivenImage<'a> {
     pub detail: Detail,
 }
 
-/// What a request sends of an image.
+/// The encoded file or the pixels of an image.
 pub enum ImageContent<'a> {
     /// A file.
     Encoded(Cow<'a, [u8]>),

@@ -14,7 +14,7 @@ pub struct ImagePart {
     pub place: String,
     /// Its URL or its base64; `None` if it is the next one of the request's other images.
     pub source: Option<String>,
-    /// How much of it the model is to see.
+    /// The resolution at which the model sees the image.
     pub detail: Detail,
 }
 

@@ -49,7 +49,7 @@ const NORM_EPS: f32 = 1e-5;
 const FIRST: &str = "multi_modal_projector.linear_1";
 const SECOND: &str = "multi_modal_projector.linear_2";
 
-/// What distinguishes the models.
+/// Differences between Pixtral 12B and Mistral 3.
 struct Own {
     /// The layer behind which rows are read, if config.json is silent.
     feature_layer: i64,
